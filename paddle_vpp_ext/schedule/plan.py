@@ -1,0 +1,149 @@
+"""A plan: the verified programs of all ranks, with the options that they came from."""
+import contextlib
+import gc
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import List, Mapping, Sequence, Tuple
+
+from .action import Order, format_order
+from .costs import UNIT, Costs
+from .flow import Flow, Program
+from .registry import SCHEDULES, group_sizes
+from .simulate import Simulation, Stuck, simulate, time_orders
+from .transfers import BLOCKING_PLACEMENTS, OVERLAPPED_PLACEMENT, Events, place, programs_of
+from .verify import explain_stuck, verify_orders, verify_programs
+
+# A placement this near to the ideal is taken without trying the others.
+NEAR_ENOUGH = 1.001
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every rank does in one step.
+
+    ``orders[r]`` are rank r's actions, ``programs[r]`` the same with its exchanges placed for a
+    transport whose exchanges block (``blocking``) or run beside the actions. Made by ``make_plan``
+    or ``plan_orders``, which verify it.
+    """
+
+    schedule: str
+    num_stages: int
+    num_chunks: int
+    accumulate_steps: int
+    groups: Tuple[int, ...]
+    blocking: bool
+    orders: List[Order] = field(repr=False)
+    programs: List[Program] = field(repr=False)
+    placement: str = ""
+    events: Events = field(repr=False, default=None)
+
+    @cached_property
+    def serial_programs(self) -> List[Program]:
+        """The programs with one transfer per exchange, for a step whose messages carry headers."""
+        return programs_of(self._flow(), self.events, merge=False)
+
+    @cached_property
+    def digest(self) -> str:
+        """Changes with anything that a rank would do differently."""
+        text = "\n".join(map(format_order, self.orders)) + f"|{self.blocking}|{self.placement}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def simulate(self, costs: Costs = UNIT) -> Simulation:
+        """Under the rule of the plan's transport: exchanges that block, or transfers that never do."""
+        return simulate(
+            self.orders, self.num_chunks, self.accumulate_steps, costs, self.programs if self.blocking else None
+        )
+
+    def _flow(self):
+        return Flow(self.orders, self.num_chunks, self.accumulate_steps)
+
+
+def make_plan(
+    schedule: str,
+    num_stages: int,
+    num_chunks: int,
+    accumulate_steps: int,
+    options: Mapping[str, object] = (),
+    blocking: bool = False,
+    forward_only: bool = False,
+    costs: Costs = UNIT,
+) -> Plan:
+    """The plan of a registered schedule for p >= 2 stages, V >= 1 chunks and m >= 1 micro-batches.
+
+    ``forward_only`` keeps the forwards alone (evaluation). ``costs`` decide where transfers are
+    placed. Raises ValueError for numbers that make no pipeline, ScheduleError (a ValueError)
+    for a schedule that cannot run.
+    """
+    for name, value, least in (
+        ("num_stages", num_stages, 2),
+        ("num_chunks", num_chunks, 1),
+        ("accumulate_steps", accumulate_steps, 1),
+    ):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
+    options = dict(options)
+    with _no_garbage_collection():
+        orders = SCHEDULES[schedule].orders(num_stages, num_chunks, accumulate_steps, **options)
+        if forward_only:
+            orders = [[action for action in order if action.kind == "F"] for order in orders]
+        groups = (accumulate_steps,)
+        if "groups" in SCHEDULES[schedule].keys:
+            groups = group_sizes(num_stages, accumulate_steps, options.get("groups", "first"))
+        return plan_orders(orders, num_chunks, accumulate_steps, schedule, groups, blocking, forward_only, costs)
+
+
+def plan_orders(
+    orders: Sequence[Order],
+    num_chunks: int,
+    accumulate_steps: int,
+    schedule: str = "given",
+    groups: Tuple[int, ...] = (),
+    blocking: bool = False,
+    forward_only: bool = False,
+    costs: Costs = UNIT,
+) -> Plan:
+    """The plan of given orders, with the placement of transfers that is fastest under the transport's rule."""
+    verify_orders(orders, num_chunks, accumulate_steps, forward_only)
+    flow = Flow(orders, num_chunks, accumulate_steps)
+    try:
+        ideal = time_orders(flow, costs).makespan
+    except Stuck as stuck:
+        raise explain_stuck(flow, stuck) from None
+    events, programs, placement = _fastest(flow, ideal, blocking, costs)
+    verify_programs(flow, programs)
+    return Plan(
+        schedule, len(orders), num_chunks, accumulate_steps, groups or (accumulate_steps,),
+        blocking, list(orders), programs, placement, events,
+    )
+
+
+def _fastest(flow, ideal, blocking, costs):
+    if not blocking:
+        events = place(flow, OVERLAPPED_PLACEMENT, costs)
+        return events, programs_of(flow, events), OVERLAPPED_PLACEMENT.name
+    best = None
+    for placement in BLOCKING_PLACEMENTS:
+        try:
+            events = place(flow, placement, costs)
+        except Stuck:  # pairs that wait for each other: m < p, for one
+            continue
+        programs = programs_of(flow, events)
+        makespan = simulate(flow.orders, flow.num_chunks, flow.accumulate_steps, costs, programs).makespan
+        if best is None or makespan < best[0]:
+            best = makespan, (events, programs, placement.name)
+        if makespan <= NEAR_ENOUGH * ideal:
+            break
+    return best[1]
+
+
+@contextlib.contextmanager
+def _no_garbage_collection():
+    # A plan is many small tuples in no cycles: the collector finds nothing and takes half of the time.
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,158 @@
+"""Orders -> programs: places every send and receive.
+
+Every transfer happens at one instant of one global order of events, at both its ends: so
+programs cannot wait for each other in a circle, and both ends of an ordered pair list their
+transfers alike, also for p = 2, where the next and the previous rank are the same one.
+
+At the wrap (last rank of chunk c to first rank of chunk c+1; for gradients first to last) an
+output can exist before its receiver has room in its order for it. It waits on the sender, in
+the last rank's forward buffer queue or the first rank's backward buffer queue, and its event
+is when its receiver is about to need it.
+"""
+from typing import List, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from .action import Order
+from .costs import UNIT, Costs
+from .flow import NOTHING, Exchange, Flow, Program
+from .simulate import Timing, time_orders
+
+
+class Placement(NamedTuple):
+    """A way to place transfers.
+
+    ``late``: an event is when the receiver is about to need it, else when the transfer is made
+    (at the wrap it is always the former). ``pairs``: a forward and a backward of the steady
+    phase are one unit with exchanges before and after it only. ``ahead``: a receive is posted
+    this many units before its need, so that the transfer runs beside them.
+    """
+
+    name: str
+    late: bool
+    pairs: bool
+    ahead: int = 0
+
+
+# Which blocks least depends on p, V and m; neither wins everywhere.
+BLOCKING_PLACEMENTS = (
+    Placement("pairs, late", late=True, pairs=True),
+    Placement("single, late", late=True, pairs=False),
+)
+OVERLAPPED_PLACEMENT = Placement("early", late=False, pairs=False, ahead=1)
+
+
+def steady_pairs(order: Order) -> List[int]:
+    """The units of an order, as the indices of their ends: a forward with the backward after it, else single actions.
+
+    F0.0 F0.1 | F1.0 B1.0 | F1.1 B1.1 | B0.0 ...: 1 2 4 6 7 ...
+    """
+    ends, j = [], 0
+    while j < len(order):
+        paired = order[j].kind == "F" and j + 1 < len(order) and order[j + 1].kind in "BI"
+        j += 2 if paired else 1
+        ends.append(j)
+    return ends
+
+
+class Events(NamedTuple):
+    """All transfers in global order: number, ranks of both ends, and before which action of each end they happen."""
+
+    number: np.ndarray
+    sender: np.ndarray
+    sender_at: np.ndarray
+    receiver: np.ndarray
+    receiver_at: np.ndarray
+
+
+def place(flow: Flow, placement: Placement, costs: Costs = UNIT) -> Events:
+    """The global order of events under ``placement``. Raises Stuck if units wait for each other."""
+    bounds = [steady_pairs(o) if placement.pairs else list(range(1, len(o) + 1)) for o in flow.orders]
+    timing = time_orders(flow, costs, bounds)
+    cuts = [np.concatenate(([0], b)).astype(int) for b in bounds]
+    number, made_by, made_at = _ends(flow.makes)
+    needed_by, needed_at = _find(flow.needs, flow.size, number)
+    made = timing.made[number]
+    wanted = np.empty_like(made)
+    latest = np.empty_like(needed_at)
+    for rank in range(flow.num_stages):
+        mine = needed_by == rank
+        unit = np.searchsorted(cuts[rank], needed_at[mine], side="right") - 1
+        wanted[mine] = _free_times(timing, cuts[rank], rank, placement.ahead)[unit]
+        latest[mine] = cuts[rank][unit]
+    last = flow.num_stages - 1
+    gradient = number >= flow.num_parts * flow.accumulate_steps
+    wrap = np.where(gradient, made_by == 0, made_by == last)
+    at = np.where(wrap | placement.late, np.maximum(made, wanted), made)
+    order = np.lexsort((timing.sequence[number], at))
+    number, made_by, needed_by, at, latest = (a[order] for a in (number, made_by, needed_by, at, latest))
+    sender_at, receiver_at = np.empty_like(needed_by), np.empty_like(needed_by)
+    slack = 1e-9 * max(timing.makespan, 1e-300)
+    for rank in range(flow.num_stages):
+        unit_ends = timing.end[rank][cuts[rank][1:] - 1]
+        ended = lambda times: cuts[rank][np.searchsorted(unit_ends, times + slack, side="right")]
+        mine = made_by == rank
+        sender_at[mine] = ended(at[mine])
+        mine = needed_by == rank
+        receiver_at[mine] = np.minimum(ended(at[mine]), latest[mine])
+    return Events(number, made_by, sender_at, needed_by, receiver_at)
+
+
+def _ends(numbers):
+    """(number, rank, index) of every transfer that the lists name."""
+    rank = np.repeat(np.arange(len(numbers)), [len(n) for n in numbers])
+    index = np.concatenate([np.arange(len(n)) for n in numbers])
+    number = np.concatenate([np.asarray(n, dtype=np.int64) for n in numbers])
+    there = number != NOTHING
+    return number[there], rank[there], index[there]
+
+
+def _find(numbers, size, wanted):
+    """Rank and index at which the lists name the wanted numbers."""
+    number, rank, index = _ends(numbers)
+    ranks, indices = np.full(size, NOTHING), np.full(size, NOTHING)
+    ranks[number], indices[number] = rank, index
+    if (ranks[wanted] == NOTHING).any():
+        raise ValueError("an action makes what no action needs: the orders are not complete")
+    return ranks[wanted], indices[wanted]
+
+
+def _free_times(timing: Timing, cuts, rank, ahead):
+    """For each unit of a rank, when the unit ``ahead`` before the one before it ended."""
+    ends = np.concatenate(([0.0], timing.end[rank][cuts[1:] - 1]))[:-1]
+    return np.concatenate((np.zeros(ahead), ends))[: len(ends)]
+
+
+def programs_of(flow: Flow, events: Events, merge: bool = True) -> List[Program]:
+    """The programs with the events placed.
+
+    ``merge``: events at one point of a rank are one exchange. Without it each event is an exchange
+    of its own: slower, but each can be done in several messages (a header, then the payload).
+    """
+    transfers = [flow.transfer(k) for k in events.number.tolist()]
+    return [_program(flow, events, transfers, rank, merge) for rank in range(flow.num_stages)]
+
+
+def _program(flow, events, transfers, rank, merge):
+    order, program, done = flow.orders[rank], [], 0
+    mine = np.nonzero((events.sender == rank) | (events.receiver == rank))[0]
+    is_send = events.sender[mine] == rank
+    before = np.where(is_send, events.sender_at[mine], events.receiver_at[mine])
+    before = np.maximum.accumulate(before) if len(before) else before
+    sends, receives = [], []
+
+    def close():
+        if sends or receives:
+            program.append(Exchange(tuple(sends), tuple(receives)))
+            sends.clear()
+            receives.clear()
+
+    for event, send, at in zip(mine.tolist(), is_send.tolist(), before.tolist()):
+        if at > done or not merge:
+            close()
+            program += order[done:at]
+            done = at
+        (sends if send else receives).append(transfers[event])
+    close()
+    program += order[done:]
+    return program
