@@ -1,5 +1,5 @@
 """What an action and a transfer cost."""
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Sequence, Union
 
 from .action import Action
@@ -30,6 +30,18 @@ class Costs:
             raise ValueError(f"hop={self.hop!r} is no time")
         whole = [i + w for i, w in zip(input_grad, weight_grad)]
         return {"F": forward, "B": whole, "I": input_grad, "W": weight_grad}
+
+    def bounded(self) -> "Costs":
+        """The same with no time below 1/1000 of the longest action's, and no hop above ten times that.
+
+        For placing transfers, which tells before from after by the clock: actions that take no time, or
+        vanish beside a hop, would all happen at once.
+        """
+        times = {name: getattr(self, name) for name in ("forward", "input_grad", "weight_grad")}
+        longest = max(max(t) if hasattr(t, "__len__") else t for t in times.values()) or 1.0
+        least = longest / 1000
+        raised = {n: [max(x, least) for x in t] if hasattr(t, "__len__") else max(t, least) for n, t in times.items()}
+        return replace(self, **raised, hop=min(self.hop, 10 * longest))
 
     def _per_part(self, name, num_parts):
         value = getattr(self, name)

@@ -18,8 +18,10 @@ def vpp(num_stages, num_chunks, accumulate_steps, groups="first", slope=None, ov
 
 
 def group_sizes(num_stages, accumulate_steps, groups="first"):
-    """The sizes that ``groups`` means; ValueError if they do not add up to accumulate_steps."""
-    if groups in GROUPINGS:
+    """The sizes that ``groups`` means; ValueError for an unknown name, or sizes that do not add up to accumulate_steps."""
+    if isinstance(groups, str):
+        if groups not in GROUPINGS:
+            raise ValueError(f"groups={groups!r} is none of {', '.join(GROUPINGS)}")
         return GROUPINGS[groups](num_stages, accumulate_steps)
     return check_groups(groups, accumulate_steps)
 

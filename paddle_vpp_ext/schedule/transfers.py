@@ -68,7 +68,7 @@ class Events(NamedTuple):
 def place(flow: Flow, placement: Placement, costs: Costs = UNIT) -> Events:
     """The global order of events under ``placement``. Raises Stuck if units wait for each other."""
     bounds = [steady_pairs(o) if placement.pairs else list(range(1, len(o) + 1)) for o in flow.orders]
-    timing = time_orders(flow, costs, bounds)
+    timing = time_orders(flow, costs.bounded(), bounds)
     cuts = [np.concatenate(([0], b)).astype(int) for b in bounds]
     number, made_by, made_at = _ends(flow.makes)
     needed_by, needed_at = _find(flow.needs, flow.size, number)

@@ -1,0 +1,511 @@
+"""Point-to-point between pipeline stages where there is no NCCL: the companion of gloo's collectives on CPU.
+
+gloo itself cannot carry a pipeline's transfers. It gives up after 30 seconds, which cannot be changed from Python, so
+that a stage may not wait for a slow neighbour; a receive that has given up spoils its group for good; an unknown dtype
+ends the process; and messages are matched by a counter per group that the two directions share. So each channel has
+a TCP connection of its own. Like gloo it sends what it is given, unencrypted.
+"""
+
+import atexit
+import collections
+import contextlib
+import ctypes
+import functools
+import logging
+import os
+import queue
+import secrets
+import socket
+import struct
+import threading
+import time
+import weakref
+
+import paddle
+
+from . import cpu
+
+KINDS = {"F": "activation", "B": "gradient"}
+
+_logger = logging.getLogger("paddle_vpp_ext")
+_HELLO = struct.Struct("!16sIs")  # the receiver's token, the sender's global rank, the kind
+_LENGTH = struct.Struct("!Q")  # goes before the bytes of each tensor
+_SETUP_TIMEOUT = 60.0  # seconds for the connections, once all processes have come
+_TICK = 1.0  # seconds between two calls of on_tick
+
+_Key = collections.namedtuple("_Key", "source destination kind")  # stage, stage, "F" or "B"
+
+
+class Ticket:
+    """The outcome of one job of a channel, some time. It serves as the task that Paddle's engines wait for."""
+
+    def __init__(self, what, limit):
+        self._what = what
+        self._limit = limit
+        self._finished = threading.Event()
+        self._value = None
+        self._error = None
+        self.seen = False  # whether somebody has waited to the end, and so knows of an error
+
+    def done(self):
+        """Whether the job has ended, well or not."""
+        return self._finished.is_set()
+
+    is_completed = done  # Paddle's word for it
+
+    def wait(self, timeout=None, on_tick=None):
+        """Wait for the job and return its value.
+
+        `timeout` is in seconds, None for the limit of the channels. `on_tick()` is called about every second
+        meanwhile; what it raises ends the wait. Raises what the job raised, ConnectionError when the process at
+        the other end is gone or the channel is closed, and TimeoutError.
+        """
+        limit = self._limit if timeout is None else timeout
+        deadline = time.monotonic() + limit
+        while not self._finished.wait(max(0.0, min(_TICK, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"{self._what}: not done after {limit:g} s")
+            if on_tick is not None:
+                on_tick()
+        self.seen = True
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def _finish(self, value=None, error=None):
+        self._value, self._error = value, error
+        self._finished.set()
+
+
+class Channels:
+    """The connections of this process's stage with its neighbours in the pipeline.
+
+    A channel is told apart by (source stage, destination stage, kind), with kind "F" for activations and "B" for
+    gradients, so that with two stages an activation never meets a gradient. There is one of each kind between
+    neighbours, and with several chunks a rank one from the last stage to the first (gradients: the reverse).
+
+    pipeline_groups: the global ranks of *all* pipeline groups of the world, each in the order of its stages. All
+        processes of the world make their Channels together, with the same arguments; for most use `for_pipeline`.
+    num_chunks: V; the wrap from last to first stage exists only for more than one.
+    timeout: seconds that a wait without a limit of its own may take.
+
+    Raises ValueError if this process is in none of the groups, TimeoutError if others do not connect.
+    """
+
+    def __init__(self, pipeline_groups, num_chunks=1, timeout=1800.0):
+        self.rank = paddle.distributed.get_rank()
+        mine = [ranks for ranks in pipeline_groups if self.rank in ranks]
+        if len(mine) != 1:
+            raise ValueError(f"rank {self.rank} is in {len(mine)} of the pipeline groups {pipeline_groups}, not in one")
+        self.ranks = list(mine[0])
+        self.stage = self.ranks.index(self.rank)
+        self._timeout = timeout
+        self._channels = {}
+        _all.add(self)
+        atexit.register(self.close)
+        try:
+            self._connect(_keys(len(self.ranks), num_chunks))
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def for_pipeline(cls, hcg, num_chunks=1, timeout=1800.0):
+        """The channels of a hybrid communicate group, as `fleet.get_hybrid_communicate_group()` returns it."""
+        return cls(hcg.topology().get_comm_list("pipe"), num_chunks, timeout)
+
+    def send(self, peer_stage, kind, job):
+        """Have `job(transfer)` run in the channel's thread, and return its Ticket.
+
+        `transfer(tensor)` blocks until that tensor is on its way: it may be changed or freed then. The jobs of one
+        channel run in the order in which they were given, under no_grad.
+        """
+        return self._post(_Key(self.stage, peer_stage, kind), job)
+
+    def receive(self, peer_stage, kind, job):
+        """Like `send` for the other direction: `transfer(tensor)` blocks until the tensor is filled.
+
+        Tensors arrive in the order in which they were sent; one of another size than the sent one is a ValueError.
+        """
+        return self._post(_Key(peer_stage, self.stage, kind), job)
+
+    def close(self):
+        """End all threads and connections. Jobs that are not done fail with ConnectionError, here and at the peers."""
+        atexit.unregister(self.close)
+        channels = list(self._channels.values())
+        for channel in channels:
+            channel.shut_down()
+        for channel in channels:
+            channel.join()
+
+    def _post(self, key, job):
+        channel = self._channels.get(key)
+        if channel is None:
+            raise ValueError(
+                f"rank {self.rank} (stage {self.stage}): there is no channel for {KINDS.get(key.kind, key.kind)}s "
+                f"from stage {key.source} to stage {key.destination}; there are {[tuple(k) for k in self._channels]}"
+            )
+        return channel.post(job)
+
+    def _connect(self, keys):
+        outgoing = [key for key in keys if key.source == self.stage]
+        incoming = {(self.ranks[key.source], key.kind): key for key in keys if key.destination == self.stage}
+        token = secrets.token_bytes(16)  # so that nobody is taken for a neighbour by accident
+        with contextlib.closing(_listen(cpu.own_host(), len(incoming))) as listener:
+            addresses = cpu.gather("Channels", f"{cpu.own_host()} {listener.getsockname()[1]} {token.hex()}", self._timeout)
+            deadline = time.monotonic() + _SETUP_TIMEOUT
+            for key in outgoing:
+                host, port, peer_token = addresses[self.ranks[key.destination]].split(" ")
+                sock = socket.create_connection((host, int(port)), timeout=_SETUP_TIMEOUT)
+                self._add(key, sock)
+                sock.sendall(_HELLO.pack(bytes.fromhex(peer_token), self.rank, key.kind.encode()))
+            while incoming:
+                listener.settimeout(max(0.01, deadline - time.monotonic()))
+                try:
+                    sock, _ = listener.accept()
+                except OSError as error:
+                    raise TimeoutError(
+                        f"rank {self.rank} (stage {self.stage}): after {_SETUP_TIMEOUT:g} s there was no connection "
+                        f"from (rank, kind) {sorted(incoming)}"
+                    ) from error
+                key = incoming.pop(_read_hello(sock, token), None)
+                if key is None:
+                    sock.close()  # a stranger
+                else:
+                    self._add(key, sock)
+
+    def _add(self, key, sock):
+        outgoing = key.source == self.stage
+        peer = key.destination if outgoing else key.source
+        what = (
+            f"rank {self.rank} (stage {self.stage}): {'send' if outgoing else 'receive'} of {KINDS[key.kind]} "
+            f"({key.kind}) {'to' if outgoing else 'from'} stage {peer} (rank {self.ranks[peer]})"
+        )
+        _tune(sock)
+        self._channels[key] = _Channel(what, sock, _send_tensor if outgoing else _receive_tensor, self._timeout)
+
+
+_all = weakref.WeakSet()
+
+
+def _let_go_in_child():
+    # A forked data loader would keep the connections open, and hide from the neighbours that this process has died.
+    for channels in list(_all):
+        for channel in channels._channels.values():
+            channel.let_go()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+class _Channel:
+    """One connection, used in one direction, and the thread that runs its jobs one after the other."""
+
+    def __init__(self, what, sock, transfer, limit):
+        self._what = what
+        self._sock = sock
+        self._transfer = functools.partial(transfer, sock)
+        self._limit = limit
+        self._jobs = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread = None
+        self._closed = False
+        self._first_failure = None  # the ticket that broke the channel
+
+    def post(self, job):
+        ticket = Ticket(self._what, self._limit)
+        with self._lock:
+            if self._closed:
+                ticket._finish(error=ConnectionError(f"{self._what}: the channel is closed"))
+                return ticket
+            self._jobs.put((job, ticket))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._what, daemon=True)
+                self._thread.start()
+        return ticket
+
+    def shut_down(self):
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._break_connection()
+        self._jobs.put(None)
+
+    def join(self):
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(5.0)  # longer only if a job itself does not return; the thread is a daemon
+        failure = self._first_failure
+        if failure is not None and not failure.seen:
+            failure.seen = True
+            _logger.error("%s failed and nobody waited for it: %r", self._what, failure._error)
+        self._sock.close()
+
+    def let_go(self):
+        """Close this process's copy of the connection without a word to the other end. Only for a forked child."""
+        self._closed = True
+        self._sock.close()
+
+    def _run(self):
+        with paddle.no_grad():  # it is a state of the thread
+            while self._run_next():
+                pass
+
+    def _run_next(self):
+        item = self._jobs.get()
+        if item is None:
+            return False
+        job, ticket = item
+        if self._closed:
+            ticket._finish(error=ConnectionError(f"{self._what}: the channel was closed before this"))
+        elif self._first_failure is not None:
+            # The two ends may be out of step: what comes now could be taken for something else.
+            error = ConnectionError(f"{self._what}: impossible after an earlier failure")
+            error.__cause__ = self._first_failure._error
+            ticket._finish(error=error)
+        else:
+            self._run_job(job, ticket)
+        return True  # and by leaving here let go of the job with its tensors
+
+    def _run_job(self, job, ticket):
+        try:
+            value = job(self._transfer)
+        except BaseException as error:  # whoever waits gets it, whatever it is
+            if isinstance(error, OSError) and self._closed:
+                error = ConnectionError(f"{self._what}: the channel was closed meanwhile")
+            elif isinstance(error, OSError):
+                error = _with_cause(ConnectionError(f"{self._what}: {error}"), error)
+            if not self._closed:
+                self._first_failure = ticket
+            ticket._finish(error=error)
+            self._break_connection()  # the other end must not wait for what will not come
+        else:
+            ticket._finish(value)
+
+    def _break_connection(self):
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+
+def _with_cause(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+def _keys(num_stages, num_chunks):
+    """The channels of a pipeline: p = 3 has F 0>1 1>2 (2>0 for several chunks) and B the other way."""
+    hops = [(s, s + 1) for s in range(num_stages - 1)]
+    if num_chunks > 1 and num_stages > 1:
+        hops.append((num_stages - 1, 0))
+    return [_Key(a, b, "F") for a, b in hops] + [_Key(b, a, "B") for a, b in hops]
+
+
+# ---- sockets --------------------------------------------------------------------------------------------------------
+
+
+def _listen(host, backlog):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family, backlog=max(1, backlog))
+
+
+def _read_hello(sock, token):
+    """(rank, kind) of who has connected, or None if it is no neighbour of ours."""
+    try:
+        sock.settimeout(10.0)
+        data = bytearray(_HELLO.size)
+        _receive_into(sock, memoryview(data))
+    except OSError:
+        return None
+    their_token, rank, kind = _HELLO.unpack(data)
+    if not secrets.compare_digest(their_token, token):
+        return None
+    return rank, kind.decode("ascii", "replace")
+
+
+def _tune(sock):
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # A process that dies closes its connections; a machine that dies does not: then these find out in half a minute.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def _send_tensor(sock, tensor):
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    data = _memory_of(tensor)
+    head = _LENGTH.pack(len(data))
+    sent = sock.sendmsg([head, data])  # in one packet, if it is small
+    if sent < len(head):
+        sock.sendall(head[sent:])
+        sent = len(head)
+    sock.sendall(data[sent - len(head) :])
+
+
+def _receive_tensor(sock, tensor):
+    if not tensor.is_contiguous():
+        raise ValueError("a tensor to be filled must be contiguous")
+    data = _memory_of(tensor)
+    head = bytearray(_LENGTH.size)
+    _receive_into(sock, memoryview(head))
+    (length,) = _LENGTH.unpack(head)
+    if length != len(data):
+        raise ValueError(
+            f"the sent tensor has {length} bytes, the one to be filled {len(data)} "
+            f"(shape {list(tensor.shape)}, {tensor.dtype})"
+        )
+    _receive_into(sock, data)
+
+
+def _receive_into(sock, data):
+    while len(data):
+        count = sock.recv_into(data, len(data), socket.MSG_WAITALL)
+        if count == 0:
+            raise ConnectionError("the other process has ended or closed the connection")
+        data = data[count:]
+
+
+def _memory_of(tensor):
+    """The memory of a contiguous CPU tensor of any dtype, as bytes and without a copy."""
+    if not tensor.place.is_cpu_place():
+        raise ValueError(f"only tensors in CPU memory can be transferred, not one on {tensor.place}")
+    size = int(tensor.size) * tensor.element_size()
+    if size == 0:
+        return memoryview(b"")
+    return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
+
+
+# ---- Paddle's own engines -------------------------------------------------------------------------------------------
+
+
+def route_paddle_p2p(channels):
+    """Send what Paddle's own pipeline engines send through `channels`, and return a function that undoes it.
+
+    Without this they fail on CPU at the first transfer. Only one route at a time.
+    """
+    from paddle.distributed.fleet.meta_parallel.pp_utils import p2p_communication as module
+
+    return _Route(channels, module).install()
+
+
+class _Route:
+    def __init__(self, channels, module):
+        self._channels = channels
+        self._module = module
+        self._kind = "F"  # of what Paddle is about to transfer
+        self._posted = []
+        p = len(channels.ranks)
+        self._next, self._previous = (channels.stage + 1) % p, (channels.stage - 1) % p
+
+    def install(self):
+        module, meta = self._module, self._module.SendRecvMeta
+        distributed = _Overlay(paddle.distributed, send=self._send_meta, recv=self._receive_meta)
+        patches = [
+            (module, "paddle", _Overlay(paddle, distributed=distributed)),
+            (meta, "send_meta", self._noting_direction(meta.send_meta)),
+            (meta, "recv_meta", self._noting_direction(meta.recv_meta)),
+        ]
+        if hasattr(module, "_p2p_ops"):
+            patches += [(module, "_p2p_ops", self._start), (module, "_batched_p2p_ops", self._start_and_wait)]
+        else:  # 2.6: one function that allocates and transfers
+            patches += [
+                (module, "_p2p_helper", self._one_kind_at_a_time(module._p2p_helper)),
+                (module, "batch_send_recv_on_calc_stream", self._start_operations),
+                (module, "_is_valid_send_recv_partial", lambda tensor, mp_degree: False),
+            ]
+        old = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
+        for owner, name, new in patches:
+            setattr(owner, name, new)
+
+        def undo():
+            while old:
+                setattr(*old.pop())
+
+        return undo
+
+    # Activations go to the next stage and come from the previous one, gradients the other way.
+
+    def _send(self, kind, tensor):
+        # Paddle frees an output once it is sent, sometimes before: hold its memory by another tensor.
+        tensor = tensor.detach()
+        peer = self._next if kind == "F" else self._previous
+        return self._channels.send(peer, kind, lambda transfer: transfer(tensor))
+
+    def _receive(self, kind, tensor):
+        peer = self._previous if kind == "F" else self._next
+        return self._channels.receive(peer, kind, lambda transfer: transfer(tensor))
+
+    def _start(self, send_previous, receive_previous, send_next, receive_next, hcg):
+        """Start all of it and return the tickets."""
+        parts = (
+            (self._send, "B", send_previous),
+            (self._receive, "F", receive_previous),
+            (self._send, "F", send_next),
+            (self._receive, "B", receive_next),
+        )
+        return [start(kind, tensor) for start, kind, tensors in parts for tensor in _each(tensors)]
+
+    def _start_and_wait(self, *args):
+        for ticket in self._start(*args):
+            ticket.wait()
+
+    # Shapes and dtypes go by plain send and recv, and gradients' ones with reverse=True.
+
+    def _noting_direction(self, method):
+        @functools.wraps(method)
+        def wrapper(meta, *args, **kwargs):
+            before, self._kind = self._kind, "B" if kwargs.get("reverse") else "F"
+            try:
+                return method(meta, *args, **kwargs)
+            finally:
+                self._kind = before
+
+        return wrapper
+
+    def _send_meta(self, tensor, dst=0, group=None, sync_op=True):
+        return self._send(self._kind, tensor)
+
+    def _receive_meta(self, tensor, src=0, group=None, sync_op=True):
+        return self._receive(self._kind, tensor).wait()
+
+    # Paddle 2.6
+
+    def _one_kind_at_a_time(self, helper):
+        """Call it for activations, then for gradients, since with two stages the peer does not tell them apart."""
+
+        @functools.wraps(helper)
+        def wrapper(tensor_send_next, tensor_send_prev, recv_prev, recv_next, *args, **kwargs):
+            self._kind = "F"
+            activation, _ = helper(tensor_send_next, None, recv_prev, False, *args, **kwargs)
+            self._kind = "B"
+            _, gradient = helper(None, tensor_send_prev, False, recv_next, *args, **kwargs)
+            while self._posted:
+                self._posted.pop().wait()
+            return activation, gradient
+
+        return wrapper
+
+    def _start_operations(self, operations):
+        for operation in operations:
+            start = self._send if operation.op is self._module._send_on_calc_stream else self._receive
+            self._posted.append(start(self._kind, operation.tensor))
+
+
+class _Overlay:
+    """A module seen through a few replacements."""
+
+    def __init__(self, module, **replacements):
+        self._module = module
+        self.__dict__.update(replacements)
+
+    def __getattr__(self, name):
+        return getattr(self._module, name)
+
+
+def _each(tensors):
+    if tensors is None:
+        return ()
+    return tensors if isinstance(tensors, (tuple, list)) else (tensors,)

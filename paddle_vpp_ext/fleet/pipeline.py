@@ -1,0 +1,409 @@
+"""The engines: Paddle's pipeline classes with a step that runs a plan."""
+import itertools
+from typing import Dict, NamedTuple, Tuple
+
+import paddle
+from paddle.distributed.fleet.meta_parallel import PipelineParallel, PipelineParallelWithInterleave
+from paddle.distributed.fleet.meta_parallel.pipeline_parallel import PipelineParallelWithInterleaveFthenB
+
+from ..config import BY_RULE, Options, read_options
+from ..executor import resolve, run
+from ..schedule.plan import Plan, make_plan
+from ..schedule.select import select
+from . import cpu, versions
+from .agreement import check_agreement
+from .data import MicroBatches, shapes_of
+from .failure import FailureBoard, PeerFailed
+from .messages import Boundaries, dtype_name
+from .stage import PipelineStage
+
+
+class _Step(NamedTuple):
+    """How a step is run: training or evaluation, with or without a loss, the loss per micro-batch or its mean."""
+
+    training: bool
+    compute_loss: bool
+    return_micro_batch_loss: bool
+
+
+class _PlannedPipeline:
+    """What our engines have in common. Comes before a class of Paddle's among the bases."""
+
+    # The engine's own schedule when the user wishes none, and when fleet's selector made it.
+    default_schedule = "VPP"
+
+    def __init__(self, layers, hcg, strategy, options: Options = None):
+        if options is None:
+            options = read_options(strategy.pipeline_configs, strategy.hybrid_configs["pp_configs"])
+        self.options = options
+        super().__init__(layers=layers, hcg=hcg, strategy=strategy)
+        self._num_chunks = layers.get_num_virtual_stages()
+        self._ranks = list(self.pp_group.ranks)
+        self._plans: Dict[Tuple[int, bool], Plan] = {}
+        self._steps: Dict[Tuple[int, bool, bool], list] = {}
+        self._boundaries = Boundaries(options.dynamic_shape)
+        self._attempts = 0
+        self._connect()
+        self._agree_on_setup()
+        self._stage = PipelineStage(self, self._boundaries)
+        self.plan()  # a schedule that cannot run is an error now
+
+    def _connect(self):
+        """Makes the transport; all ranks together, at first and after a step that failed."""
+        self._attempts += 1
+        self._board = FailureBoard(f"{'-'.join(map(str, self._ranks))}/{_count_of_engines()}/{self._attempts}", self.global_rank)
+        if cpu.is_cpu_only():
+            from .gloo import Channels
+            from .transport import ChannelTransport
+
+            channels = Channels.for_pipeline(self._hcg, 2, self.options.timeout)
+            self._transport = ChannelTransport(channels, self._boundaries, self._board, self.options.timeout)
+        else:
+            from .nccl import NcclTransport
+
+            self._transport = NcclTransport(
+                self._ranks, self.stage_id, self.pp_group, self._boundaries, self.options.overlap_p2p
+            )
+
+    def _agree_on_setup(self):
+        from .. import __version__
+
+        facts = {
+            "stages": self.num_stages,
+            "num_virtual_pipeline_stages": self._num_chunks,
+            "accumulate_steps": self.accumulate_steps,
+            "schedule": self.schedule_text,
+            "options": [self.options.overlap_p2p, self.options.dynamic_shape, self._delay_scale_loss],
+            "paddle_vpp_ext": __version__,
+            "paddle": paddle.__version__,
+        }
+        check_agreement(self._transport.gather(facts), self._ranks, "when the model is wrapped")
+
+    # ---- plans
+
+    @property
+    def schedule_text(self) -> str:
+        """The schedule with its options, as one would write it in schedule_mode."""
+        choice = self.options.schedule
+        return self.default_schedule if choice.name == BY_RULE and not choice.options else choice.text
+
+    def plan(self, training: bool = True) -> Plan:
+        """The verified plan for the present ``accumulate_steps``, made once for each."""
+        key = self.accumulate_steps, training
+        if key not in self._plans:
+            choice = self.options.schedule
+            name = self.default_schedule if choice.name == BY_RULE else choice.name
+            options = choice.options if name != "FthenB" else {}
+            blocking = not cpu.is_cpu_only() and not self.options.overlap_p2p
+            self._plans[key] = make_plan(
+                name, self.num_stages, self._num_chunks, self.accumulate_steps, options, blocking, not training
+            )
+        return self._plans[key]
+
+    def _resolved(self, training, with_headers):
+        key = self.accumulate_steps, training, with_headers
+        if key not in self._steps:
+            plan = self.plan(training)
+            programs = plan.serial_programs if with_headers and not cpu.is_cpu_only() else plan.programs
+            self._steps[key] = resolve(programs[self.stage_id], self.stage_id, self.num_stages, self._num_chunks)
+        return self._steps[key]
+
+    def _get_virtual_pp_rank(self, micro_step, forward):
+        """The chunk of this rank's ``micro_step``-th forward or backward; beyond the last one as in a next step."""
+        kinds = "F" if forward else "BI"
+        chunks = [a.chunk for a in self.plan().orders[self.stage_id] if a.kind in kinds]
+        return chunks[micro_step % len(chunks)]
+
+    def get_static_scheduler(self) -> str:
+        """This rank's order in Paddle's text form, ``f0_vp0;f1_vp0;b0_vp0;`` (``f0;b0;`` with one chunk). Runs nothing."""
+        chunk = (lambda a: f"_vp{a.chunk}") if self._num_chunks > 1 else (lambda a: "")
+        return "".join(f"{a.kind.lower()}{a.micro_batch}{chunk(a)};" for a in self.plan().orders[self.stage_id])
+
+    # ---- steps
+
+    def train_batch(
+        self, data, optimizer, lr_scheduler=None, scaler=None, loss_fn_idx=0, return_micro_batch_loss=False
+    ):
+        """One training step with an update of the weights.
+
+        Returns the mean loss of the batch (a tensor, on every rank), one for each loss function if
+        there are several; with ``return_micro_batch_loss`` the m losses of the micro-batches.
+        """
+        data = self._prepare_training(data, optimizer, lr_scheduler)
+        self.loss_fn_idx = self._checked_loss_fn(loss_fn_idx)
+        loss = self._run_step(data, scaler, _Step(True, True, return_micro_batch_loss))
+        with paddle.amp.auto_cast(enable=False):
+            self._optimizer_step()
+        return loss
+
+    def eval_batch(self, data, compute_loss=False, loss_fn_idx=0, return_host_tensor=False):
+        """Forward only. Returns the loss as ``train_batch`` does, or the outputs of the micro-batches (last stage only)."""
+        self._layers.eval()
+        self.loss_fn_idx = self._checked_loss_fn(loss_fn_idx) if compute_loss else loss_fn_idx
+        before = self._compute_loss
+        self._compute_loss = compute_loss
+        try:
+            result = self._run_step(data, None, _Step(False, compute_loss, False))
+        finally:
+            self._compute_loss = before
+        if return_host_tensor and not compute_loss:
+            self._return_host_tensor = True
+            try:
+                for output in result:
+                    self._offload_tensors(output)
+            finally:
+                self._return_host_tensor = False
+        return result
+
+    def _checked_loss_fn(self, index):
+        functions = versions.loss_functions(self._layers)
+        if index not in range(len(functions)) or functions[index] is None:
+            raise ValueError(f"loss_fn_idx={index}, but the model has {len([f for f in functions if f])} loss functions")
+        return index
+
+    def _run_step(self, data, scaler, step: _Step):
+        if self._transport is None:
+            self._connect()
+        with_headers, batches = self._agree_on_step(data, step)
+        self.scaler = scaler
+        self.total_loss = None
+        self.micro_batch_id = 0
+        self.user_hooks_enabled = step.training
+        try:
+            self._stage.begin(batches, step.training, step.compute_loss, self.loss_fn_idx, scaler)
+            self._transport.begin(with_headers)
+            self.begin_hooks()
+            with paddle.set_grad_enabled(step.training):
+                run(self._resolved(step.training, with_headers), self._stage, self._transport)
+            self.set_virtual_pipeline_rank(0)
+            result = self._timed("broadcast_final_loss", lambda: self._share_losses(step))
+            if step.training:
+                self._finish_gradients()
+            self.end_hooks(step.training)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        if self._clear_every_step_cache:
+            self._boundaries.forget()
+        return result if step.compute_loss else self._stage.outputs()
+
+    def _give_up(self, error):
+        """Ends a failed step here and, by what is posted and closed, on the other ranks."""
+        if not isinstance(error, PeerFailed):
+            self._board.post(error)
+        self._transport.close()
+        self._transport = None
+        self._boundaries.forget()
+
+    def _agree_on_step(self, data, step: _Step):
+        """Whether messages need headers, and the micro-batches; a ValueError on all ranks if they cannot go together."""
+        first, last = self.stage_id == 0, self.stage_id == self.num_stages - 1
+        batches, problem, shapes = None, None, None
+        try:
+            batches = MicroBatches(data, self.accumulate_steps, self.micro_batch_size, first, last and step.compute_loss)
+            shapes = shapes_of(batches.inputs(0)) if first else None
+        except Exception as error:
+            problem = error
+        facts = self._transport.gather(
+            {
+                "accumulate_steps": self.accumulate_steps,
+                "training, compute_loss, return_micro_batch_loss": list(step),
+                "problem": problem and f"{type(problem).__name__}: {problem}",
+                "shapes": shapes,
+            }
+        )
+        if problem:
+            raise problem
+        for rank, other in zip(self._ranks, facts):
+            if other["problem"]:
+                raise ValueError(f"rank {rank} cannot use its data: {other['problem']}")
+        key = step.training, repr(facts[0]["shapes"])
+        for other in facts:
+            del other["shapes"]
+        check_agreement(facts, self._ranks, "on the step")
+        with_headers = not self._boundaries.knows(key)
+        self._boundaries.begin(key)
+        return with_headers, batches
+
+    def _finish_gradients(self):
+        if self._comm_overlap:
+            for buffers in self._chunk_2_comm_buffers.values():
+                for buffer in buffers:
+                    versions.scale_buffer_grads(buffer)
+        self._timed("allreduce_shared_weight_gradients", self._layers.allreduce_shared_weight_gradients)
+
+    def _share_losses(self, step: _Step):
+        """The losses on every rank, with the dtype and shape that they have on the last stage; None without a loss."""
+        count, m = len(versions.loss_functions(self._layers)), self.accumulate_steps
+        mine, packed = [], None
+        with paddle.amp.auto_cast(enable=False), paddle.no_grad():
+            if step.compute_loss and self.stage_id == self.num_stages - 1:
+                losses = self._stage.losses()
+                stacked = [paddle.stack(of_one) for of_one in losses]
+                self.total_loss = stacked if versions.total_loss_is_list() else stacked[0].sum()
+                mine = [s.reshape([m]) for s in stacked] if step.return_micro_batch_loss else list(map(self._mean, losses))
+                packed = [(dtype_name(loss), loss.shape, loss.astype("float64").flatten().tolist()) for loss in mine]
+            packed = self._transport.gather(packed)[-1]
+            if packed and not mine:
+                mine = [paddle.to_tensor(values, dtype=dtype).reshape(shape) for dtype, shape, values in packed]
+        return mine[0] if mine and count == 1 else mine or None
+
+    def _mean(self, losses):
+        # Added up one after the other, as Paddle does, for the same last bit.
+        total = paddle.zeros_like(losses[0])
+        for loss in losses:
+            total = total + loss
+        return total / self.accumulate_steps if self._delay_scale_loss else total
+
+    # ---- what the stage calls
+
+    def chunk_gradients_final(self, chunk: int) -> None:
+        """Starts the synchronisation of a chunk's gradients with the other replicas, where it is overlapped."""
+        if self._comm_overlap and self._num_chunks > 1:
+            for buffer in self._chunk_2_comm_buffers[chunk]:
+                buffer.comm_grads()
+
+    def before_forward(self, count: int) -> None:
+        if self.user_hooks_enabled and getattr(self, "forward_hooks", None):
+            self.forward_hooks.run_hook()
+        self._timer("forward_step", "start")
+
+    def after_forward(self, count: int) -> None:
+        self._timer("forward_step", "stop")
+
+    def before_backward(self, count: int) -> None:
+        if self.user_hooks_enabled and getattr(self, "backward_hooks", None):
+            self.backward_hooks.run_hook()
+        self._timer("backward_step", "start")
+
+    def after_backward(self, count: int) -> None:
+        self._timer("backward_step", "stop")
+
+    def begin_hooks(self) -> None:
+        """Before a step's first action."""
+        if not hasattr(self, "forward_hooks"):
+            return
+        self._reset_user_hooks_status()
+        for hooks in (self.forward_hooks, self.backward_hooks):
+            hooks.set_hooks_capacity(self._num_chunks * self.accumulate_steps)
+
+    def end_hooks(self, training: bool) -> None:
+        """After a step's last action."""
+        if self._enable_timer:
+            self.timer_printer()
+        if hasattr(self, "processed_steps"):
+            self.processed_steps += 1
+        if training and hasattr(self, "_check_user_hooks_status_at_step_end"):
+            self._check_user_hooks_status_at_step_end()
+
+    def _timer(self, name, action):
+        if self._enable_timer:
+            getattr(self.timers(name), action)()
+
+    def _timed(self, name, function):
+        self._timer(name, "start")
+        result = function()
+        self._timer(name, "stop")
+        return result
+
+
+_engines = itertools.count()
+
+
+def _count_of_engines():
+    """A number that is new in this process each time; the same on all ranks, which make their engines in one order."""
+    return next(_engines)
+
+
+class PipelineParallel1F1B(_PlannedPipeline, PipelineParallel):
+    """1F1B: one chunk a rank. ``isinstance(…, PipelineParallel)`` holds."""
+
+    def forward_backward_pipeline(self, data, scaler=None, static_scheduler=False, return_micro_batch_loss=False):
+        """Forward and backward of a batch without an update; returns as ``train_batch`` does."""
+        if static_scheduler:
+            return self.get_static_scheduler()
+        return self._run_step(data, scaler, _Step(True, True, return_micro_batch_loss))
+
+
+class _Interleaved(_PlannedPipeline):
+    def _check_sanity(self):
+        pass  # Paddle's asserts p > 2 and m >= 2p; the plan is verified for any p >= 2 and m >= 1
+
+    def forward_backward_pipeline(
+        self,
+        data,
+        scaler=None,
+        forward_only=False,
+        compute_loss=True,
+        static_scheduler=False,
+        return_micro_batch_loss=False,
+    ):
+        """Forward and, unless ``forward_only``, backward of a batch without an update; returns as ``train_batch`` does.
+
+        With ``compute_loss=False`` (forward only) the outputs of the micro-batches, on the last stage.
+        """
+        if static_scheduler:
+            return self.get_static_scheduler()
+        if not compute_loss and not forward_only:
+            raise ValueError("compute_loss=False goes with forward_only=True")
+        return self._run_step(data, scaler, _Step(not forward_only, compute_loss, return_micro_batch_loss))
+
+
+class VirtualPipelineParallel(_Interleaved, PipelineParallelWithInterleave):
+    """Interleaved 1F1B (VPP) for any accumulate_steps. ``isinstance(…, PipelineParallelWithInterleave)`` holds."""
+
+    # Paddle's places of bubble hooks, one for each bubble of an action, 2p - 2 a step: rank r has r at
+    # the start, p-1-r before the steady phase and as many after it, one an action, and r at the end.
+
+    def begin_hooks(self):
+        super().begin_hooks()
+        if self._has_bubble_hooks():
+            order = self.plan().orders[self.stage_id]
+            self._startup = next(k for k, action in enumerate(order) if action.kind != "F")
+            self._run_bubble_hooks(until=self.stage_id)
+
+    def after_forward(self, count):
+        super().after_forward(count)
+        if self._has_bubble_hooks() and count < self._startup:
+            self._run_bubble_hooks(until=self.num_stages - (self._startup - count))
+
+    def before_backward(self, count):
+        cooldown = self._num_chunks * self.accumulate_steps - getattr(self, "_startup", 0)
+        if self._has_bubble_hooks() and count >= cooldown:
+            before = self.num_stages - 1
+            self._run_bubble_hooks(until=before)
+            if self.bubble_hooks.current_id < before + self.num_stages - 1 - self.stage_id:
+                self._run_bubble_hooks(until=before + count - cooldown + 1)
+        super().before_backward(count)
+
+    def end_hooks(self, training):
+        if training and self._has_bubble_hooks():
+            self._run_bubble_hooks(until=2 * self.num_stages - 2)
+        super().end_hooks(training)
+
+    def _has_bubble_hooks(self):
+        return self.user_hooks_enabled and getattr(self, "bubble_hooks", None) is not None
+
+    def _run_bubble_hooks(self, until):
+        while self.bubble_hooks.current_id < until:
+            self.bubble_hooks.run_hook()
+
+
+class VirtualPipelineParallelFthenB(_Interleaved, PipelineParallelWithInterleaveFthenB):
+    """All forwards, then all backwards, in several chunks a rank."""
+
+    default_schedule = "FthenB"
+
+
+def engine_for(layers, hcg, strategy):
+    """The engine that options and selector's rule pick for a PipelineLayer; (engine class, options, why)."""
+    options = read_options(strategy.pipeline_configs, strategy.hybrid_configs["pp_configs"])
+    chunks = layers.get_num_virtual_stages()
+    m, p = strategy.pipeline_configs["accumulate_steps"], hcg.get_pipe_parallel_world_size()
+    name, why = options.schedule.name, "as asked for"
+    if name == BY_RULE:
+        name = select(p, chunks, m)
+        why = f"by rule for accumulate_steps={m}, pp_degree={p}, {chunks} chunks"
+    if chunks == 1:
+        return PipelineParallel1F1B, options, why
+    return (VirtualPipelineParallelFthenB if name == "FthenB" else VirtualPipelineParallel), options, why

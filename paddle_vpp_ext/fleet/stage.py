@@ -1,0 +1,185 @@
+"""Stage on a PipelineLayer: the forwards and backwards of one rank's chunks."""
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import paddle
+
+from ..schedule.flow import Transfer
+from . import versions
+from .data import MicroBatches
+from .messages import Boundaries, Payload, Signature, flatten, spec_of, unflatten
+
+
+class Held(NamedTuple):
+    """What a chunk's forward leaves for its backward.
+
+    ``leaves``: the received tensors that need a gradient. ``roots``: the outputs that need one; on
+    the last part the loss, or nothing if it needs none. ``seen``: input and output as micro-step
+    callbacks get them, None where there are no callbacks.
+    """
+
+    leaves: List[paddle.Tensor]
+    roots: List[paddle.Tensor]
+    seen: Tuple[Any, Any]
+
+
+class PipelineStage:
+    """Computes for one engine of Paddle's, whose hooks, callbacks and timers it fires as Paddle does.
+
+    ``engine`` is one of the classes in pipeline.py.
+    """
+
+    def __init__(self, engine, boundaries: Boundaries):
+        self._engine, self._boundaries = engine, boundaries
+        self._layers = engine._layers
+        self._locations = versions.micro_step_locations()
+        self._p, self._rank = engine.num_stages, engine.stage_id
+        self._num_chunks = self._layers.get_num_virtual_stages()
+        self._last_part = self._p * self._num_chunks - 1
+        self._held: Dict[Tuple[int, int], Held] = {}
+
+    def begin(self, batches: MicroBatches, training: bool, compute_loss: bool, loss_fn_idx: int, scaler) -> None:
+        """Starts a step; what an earlier one that failed has left is dropped."""
+        self._held.clear()
+        self._batches, self._training, self._compute_loss = batches, training, compute_loss
+        self._loss_fn_idx, self._scaler = loss_fn_idx, scaler
+        self._losses: List[Dict[int, paddle.Tensor]] = []
+        self._outputs: Dict[int, Any] = {}
+        self._count = {"F": 0, "B": 0}
+        self._observed = self._locations is not None and any(self._engine.callbacks.hooks.values())
+
+    def losses(self) -> List[List[paddle.Tensor]]:
+        """Per loss function the detached losses of all micro-batches, in their order (last stage only)."""
+        return [[by_micro_batch[i] for i in sorted(by_micro_batch)] for by_micro_batch in self._losses]
+
+    def outputs(self) -> List[Any]:
+        """The model's outputs per micro-batch, when no loss was computed (last stage only)."""
+        return [self._outputs[i] for i in sorted(self._outputs)]
+
+    # ---- what the executor calls
+
+    def forward(self, chunk: int, micro_batch: int, message: Optional[Tuple[Signature, List[paddle.Tensor]]]) -> Any:
+        part = chunk * self._p + self._rank
+        self._engine.set_virtual_pipeline_rank(chunk)
+        self._engine.before_forward(self._count["F"])
+        if part == 0:
+            leaves, value = [], self._batches.inputs(micro_batch)
+            self._batches.drop(micro_batch)
+        else:
+            leaves, value = self._take(*message)
+        self._call_back("FORWARD_BEGIN", "F", input_tensor=value)
+        output = self._layers.forward(value, chunk_id=chunk if self._num_chunks > 1 else None)
+        self._call_back("FORWARD_END", "F", input_tensor=value, output_tensor=output)
+        if part == self._last_part:
+            payload, roots = None, self._finish(micro_batch, output)
+            output = roots[0] if roots else None
+        else:
+            payload, roots = self._pack(chunk, part, micro_batch, output)
+        if part in (0, self._last_part):
+            self._engine.micro_batch_id += 1
+        if self._training:
+            self._held[chunk, micro_batch] = Held(leaves, roots, (value, output) if self._observed else (None, None))
+        self._engine.after_forward(self._count["F"])
+        self._count["F"] += 1
+        return payload
+
+    def backward(self, chunk: int, micro_batch: int, grads: Optional[List[paddle.Tensor]]) -> Payload:
+        self._engine.set_virtual_pipeline_rank(chunk)
+        self._engine.before_backward(self._count["B"])
+        leaves, roots, (value, output) = self._held.pop((chunk, micro_batch))
+        seen = dict(input_tensor=value, output_tensor=output, output_tensor_grad=_in_form_of(output, grads))
+        with paddle.amp.auto_cast(enable=False):
+            self._call_back("BACKWARD_BEGIN", "B", **seen)
+            if roots and grads is None:
+                self._backward_from_loss(roots[0])
+            elif roots:
+                paddle.autograd.backward(tensors=roots, grad_tensors=grads)
+            # A gradient that nothing asked for is zero: the other end waits for all that it needs.
+            input_grads = [paddle.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+            self._call_back("BACKWARD_END", "B", input_tensor_grad=_in_form_of(value, input_grads), **seen)
+        self._engine.after_backward(self._count["B"])
+        self._count["B"] += 1
+        return Payload(input_grads)
+
+    def backward_input(self, chunk, micro_batch, grads):
+        raise NotImplementedError("split backward")
+
+    def backward_weight(self, chunk, micro_batch):
+        raise NotImplementedError("split backward")
+
+    def sent(self, transfer: Transfer, payload: Payload) -> None:
+        """Frees the memory of a sent activation; its place in the graph stays for the backward."""
+        if transfer.kind != "F":
+            return
+        for tensor in payload.tensors:
+            # A leaf may be the user's own: a parameter, a buffer, the data. Unheld ones go by themselves.
+            if not tensor.stop_gradient and not tensor.is_leaf:
+                self._engine._release_output(tensor)
+
+    def chunk_done(self, chunk: int) -> None:
+        self._engine.chunk_gradients_final(chunk)
+
+    # ---- parts of a forward
+
+    def _take(self, signature: Signature, tensors: List[paddle.Tensor]):
+        """The leaves that received tensors become, and the value that the chunk's forward gets."""
+        given, leaves = [], []
+        for tensor, spec in zip(tensors, signature.specs):
+            if self._training and not spec.stop_gradient:
+                tensor.stop_gradient = False
+                leaves.append(tensor)
+                # A view, so that a layer may change its input in place, which it may not do with a leaf.
+                tensor = tensor.view(tensor.shape) if tensor.size else tensor
+            given.append(tensor)
+        return leaves, unflatten(signature.form, given)
+
+    def _pack(self, chunk, part, micro_batch, output):
+        """(payload, roots) of an output that goes to the next part."""
+        form, tensors = flatten(output, f"the output of part {part} of the model ({self._name_of(chunk)})")
+        signature = Signature(form, tuple(map(spec_of, tensors)))
+        is_new = self._boundaries.announce(Transfer("F", part, micro_batch), signature)
+        return Payload(tensors, signature if is_new else None), [t for t in tensors if not t.stop_gradient]
+
+    def _finish(self, micro_batch, output) -> List[paddle.Tensor]:
+        """On the last part: the losses, or without one the output itself. Returns the root of the backward."""
+        if not self._compute_loss:
+            self._outputs[micro_batch] = output
+            return []
+        labels = self._batches.labels(micro_batch)
+        functions = versions.loss_functions(self._layers)
+        self._losses = self._losses or [{} for _ in functions]
+        engine, root = self._engine, None
+        for k, function in enumerate(functions):
+            loss = function(output, labels)
+            if not isinstance(loss, paddle.Tensor):
+                raise TypeError(f"loss function {k} gave a {type(loss).__name__}, not a tensor")
+            with paddle.amp.auto_cast(enable=False):
+                if engine.accumulate_steps > 1 and not engine._delay_scale_loss:
+                    loss = loss / engine.accumulate_steps
+            self._losses[k][micro_batch] = loss.detach()
+            if k == self._loss_fn_idx:
+                root = loss
+        self._batches.drop(micro_batch)
+        return [root] if self._training and not root.stop_gradient else []
+
+    def _backward_from_loss(self, loss):
+        scale = versions.align_mode_scale()
+        if scale:
+            loss = loss / scale
+        paddle.autograd.backward(self._scaler.scale(loss) if self._scaler else loss)
+
+    def _call_back(self, location, kind, **what):
+        if self._observed:
+            step_id = self._count[kind] if self._training else None
+            self._engine.callbacks.on_location(self._locations[location], step_id=step_id, **what)
+
+    def _name_of(self, chunk):
+        layers = self._layers.get_model_chunks()[chunk].get_run_function() if self._num_chunks > 1 else self._layers.run_function
+        last = layers[-1] if len(layers) else None
+        return getattr(last, "__name__", None) or type(last).__name__
+
+
+def _in_form_of(value, tensors):
+    """Tensors as micro-step callbacks get them: one for a tensor, else a tuple."""
+    if tensors is None or isinstance(value, paddle.Tensor):
+        return tensors[0] if tensors else None
+    return tuple(tensors)

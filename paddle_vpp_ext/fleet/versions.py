@@ -1,0 +1,83 @@
+"""The only file that asks which Paddle this is; by feature where it can."""
+import importlib.metadata
+import re
+
+OLDEST = (2, 6, 2)
+DISTRIBUTIONS = ("paddlepaddle", "paddlepaddle-gpu", "paddlepaddle-xpu")
+
+
+def paddle_version():
+    """The imported Paddle's release as three numbers; a build from source (0.0.0) counts as the newest."""
+    import paddle
+
+    numbers = tuple(int(n) for n in re.findall(r"\d+", paddle.__version__)[:3])
+    return (999, 0, 0) if numbers in ((), (0, 0, 0)) else numbers
+
+
+def installed_paddle():
+    """(distribution, version) as pip knows them, without an import; None if there is none."""
+    for name in DISTRIBUTIONS:
+        try:
+            return name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return None
+
+
+def check_supported():
+    """RuntimeError, in one sentence, on a Paddle older than 2.6.2."""
+    version = paddle_version()
+    if version < OLDEST:
+        raise RuntimeError(
+            f"paddle_vpp_ext needs Paddle {'.'.join(map(str, OLDEST))} or newer, but this is {'.'.join(map(str, version))}"
+        )
+
+
+def pipeline_module():
+    """Paddle's module with the engines that ours derive from."""
+    from paddle.distributed.fleet.meta_parallel import pipeline_parallel
+
+    return pipeline_parallel
+
+
+def loss_functions(layers):
+    """A PipelineLayer's loss functions, a list also where the release has a single one (2.6)."""
+    functions = layers._loss_fn
+    return list(functions) if isinstance(functions, (list, tuple)) else [functions]
+
+
+def total_loss_is_list():
+    """Whether an engine's ``total_loss`` is a list per loss function (3.0 on) or one tensor (2.6)."""
+    return hasattr(pipeline_module(), "PipelineParallelMicroStepLocations")
+
+
+def micro_step_locations():
+    """Paddle's enumeration of the places of micro-step callbacks (3.0 on), or None."""
+    return getattr(pipeline_module(), "PipelineParallelMicroStepLocations", None)
+
+
+def unwrap_data(data):
+    """What a PipelineDatasetPreprocessor (3.0 on) makes; other data as it is."""
+    preprocessor = getattr(pipeline_module(), "PipelineDatasetPreprocessor", None)
+    return data() if preprocessor and isinstance(data, preprocessor) else data
+
+
+def align_mode_scale():
+    """By what Paddle's alignment mode divides the loss (3.0 on); None when it is off."""
+    import paddle.distributed as dist
+
+    if getattr(dist, "in_auto_parallel_align_mode", lambda: False)():
+        return pipeline_module()._get_align_mode_scale()
+    return None
+
+
+def default_store():
+    """The key-value store through which the processes of this job met."""
+    from paddle.base import core
+
+    return core.create_or_get_global_tcp_store()
+
+
+def scale_buffer_grads(buffer):
+    """Ends a fused gradient buffer's step (named ``scale_and_split_grads`` in 2.6)."""
+    (getattr(buffer, "scale_grads", None) or buffer.scale_and_split_grads)()

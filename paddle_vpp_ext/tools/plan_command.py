@@ -1,0 +1,160 @@
+"""``plan``: shows a schedule as a timeline, as JSON, as a picture or as a trace."""
+import argparse
+import json
+import math
+import sys
+
+from .command import PROGRAM, STATUS, CommandError
+
+EXAMPLES = f"""examples:
+  {PROGRAM} plan --pp 4 --vpp 2 --acc 10
+  {PROGRAM} plan --pp 4 --vpp 2 --acc 11 --schedule VPP:groups=even --hop 0.1 --png plan.png
+  {PROGRAM} plan --pp 8 --acc 16 --blocking --json
+{STATUS}"""
+
+
+def add_command(commands) -> None:
+    """Adds ``plan`` to the parser's commands."""
+    parser = commands.add_parser(
+        "plan",
+        help="show a schedule: timeline, time, idle share, memory",
+        description="Plans a schedule, proves that it cannot hang, and shows it as a timeline.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--pp", type=_whole(2), required=True, metavar="P", help="pipeline stages (pp_degree)")
+    parser.add_argument("--vpp", type=_whole(1), default=1, metavar="V", help="chunks per stage (default 1)")
+    parser.add_argument("--acc", type=_whole(1), required=True, metavar="M", help="micro-batches (accumulate_steps)")
+    parser.add_argument(
+        "--schedule", default="1F1B", metavar="NAME[:key=value,...]",
+        help="as in schedule_mode, e.g. VPP:groups=even (default: the selector's rule)",
+    )
+    parser.add_argument("--forward", type=_time, default=1.0, metavar="F", help="time of a chunk's forward (default 1)")
+    parser.add_argument("--backward", type=_time, default=2.0, metavar="B", help="time of a chunk's backward (default 2)")
+    parser.add_argument("--hop", type=_time, default=0.0, metavar="H", help="time of a transfer (default 0)")
+    parser.add_argument("--blocking", action="store_true", help="transfers block both ranks (synchronous NCCL)")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON instead of the timeline")
+    parser.add_argument("--png", metavar="FILE", help="draw the timeline into a PNG file (needs matplotlib)")
+    parser.add_argument("--svg", metavar="FILE", help="draw the timeline into an SVG file (needs matplotlib)")
+    parser.add_argument("--trace", metavar="FILE", help="write a trace for Perfetto (ui.perfetto.dev) or chrome://tracing")
+    parser.set_defaults(run=run)
+
+
+def _whole(least):
+    def read(text):
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least {least}")
+        return value
+
+    return read
+
+
+def _time(text):
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write a number of at least 0")
+    return value
+
+
+def run(args) -> int:
+    """Plans, prints, and writes the files that were asked for."""
+    plan, costs = make(args)
+    simulation = plan.simulate(costs)
+    if args.png or args.svg or args.trace:
+        _write_files(args, plan, costs)
+    if args.json:
+        print(json.dumps(report(plan, simulation)))
+    else:
+        from . import text, timeline
+
+        text.show(timeline.from_plan(plan, costs), headline(plan, args))
+    return 0
+
+
+def make(args):
+    """(plan, costs) of the arguments. A ValueError of theirs becomes a CommandError."""
+    try:
+        from ..config import parse_schedule
+        from ..schedule.costs import Costs
+        from ..schedule.plan import make_plan
+    except ImportError as error:
+        raise CommandError(f"planning needs numpy, and importing it failed ({error}): pip install numpy", 1) from None
+    # A whole backward is I + W; halves add up to exactly what was asked for.
+    costs = Costs(args.forward, args.backward / 2, args.backward / 2, args.hop)
+    try:
+        name, options = _schedule(parse_schedule(args.schedule, "--schedule"), args)
+        return make_plan(name, args.pp, args.vpp, args.acc, options, args.blocking, costs=costs), costs
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+
+
+def _schedule(choice, args):
+    from ..schedule.registry import SCHEDULES
+    from ..schedule.select import select
+
+    name = choice.name
+    if name == "1F1B":
+        try:
+            name = select(args.pp, args.vpp, args.acc)
+        except ValueError:
+            raise CommandError(
+                f"the selector's rule refuses --acc {args.acc} with --pp {args.pp} (fewer micro-batches than stages), "
+                f"as Paddle does: add --schedule VPP, which runs any --acc"
+            ) from None
+    if name not in SCHEDULES:
+        raise CommandError(f"--schedule {name} is not planned here: choose one of 1F1B, {', '.join(SCHEDULES)}")
+    # The rule may pick a schedule that has not all options of VPP, which 1F1B was read with.
+    return name, {key: value for key, value in choice.options.items() if key in SCHEDULES[name].keys}
+
+
+def report(plan, simulation) -> dict:
+    """What ``--json`` prints: times in the unit of the costs, peaks in chunks."""
+    return {
+        "schedule": plan.schedule,
+        "num_stages": plan.num_stages,
+        "num_chunks": plan.num_chunks,
+        "accumulate_steps": plan.accumulate_steps,
+        "groups": list(plan.groups),
+        "orders": [[str(action) for action in order] for order in plan.orders],
+        "makespan": simulation.makespan,
+        "idle_share": list(simulation.idle_share),
+        "peak_activations": list(simulation.peak_activations),
+    }
+
+
+def headline(plan, args) -> str:
+    """The plan and its costs in one line."""
+    groups = "+".join(map(str, plan.groups))
+    if len(groups) > 40:
+        groups = f"{groups[:groups.index('+', 30)]}+… ({len(plan.groups)} groups)"
+    rule = "blocking transfers" if plan.blocking else "transfers beside computation"
+    return (
+        f"{plan.schedule}  p={plan.num_stages} V={plan.num_chunks} m={plan.accumulate_steps}  groups {groups}  "
+        f"F={args.forward:g} B={args.backward:g} hop={args.hop:g}, {rule}"
+    )
+
+
+def _write_files(args, plan, costs):
+    from . import picture, timeline, trace
+
+    rows, title = timeline.from_plan(plan, costs), headline(plan, args)
+    for path, write in (
+        (args.png, lambda path: picture.save(path, {"plan": rows}, title, format="png")),
+        (args.svg, lambda path: picture.save(path, {"plan": rows}, title, format="svg")),
+        (args.trace, lambda path: trace.save(path, rows)),
+    ):
+        if path:
+            try:
+                write(path)
+            except ImportError as error:
+                raise CommandError(str(error), 1) from None
+            except OSError as error:
+                raise CommandError(f"cannot write {path}: {error.strerror or error}", 1) from None
+            print(f"wrote {path}", file=sys.stderr)

@@ -1,0 +1,43 @@
+"""Rows as a Chrome trace, for Perfetto (ui.perfetto.dev) and chrome://tracing."""
+import json
+from typing import List
+
+from .palette import NAMES
+from .timeline import Rows, to_rows
+
+# Names from chrome://tracing's fixed palette. Perfetto colours by the name's letters: by kind, too.
+COLOURS = {"F": "thread_state_runnable", "B": "thread_state_running", "I": "olive", "W": "yellow"}
+
+
+def events(rows: Rows, unit_us: float = 1000.0, process: str = "pipeline") -> List[dict]:
+    """One complete event per block, on one track per rank. ``unit_us``: microseconds in one unit of the rows."""
+    rows = to_rows(rows)
+    named = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": process}}]
+    for rank in sorted({block.rank for block in rows}):
+        track = {"ph": "M", "pid": 0, "tid": rank}
+        named.append({**track, "name": "thread_name", "args": {"name": f"rank {rank}"}})
+        named.append({**track, "name": "thread_sort_index", "args": {"sort_index": rank}})
+    return named + [
+        {
+            "ph": "X",
+            "name": str(block.action),
+            "cat": NAMES[block.kind],
+            "pid": 0,
+            "tid": block.rank,
+            "ts": block.start * unit_us,
+            "dur": (block.end - block.start) * unit_us,
+            "cname": COLOURS[block.kind],
+            "args": {"chunk": block.chunk, "micro_batch": block.micro_batch},
+        }
+        for block in rows
+    ]
+
+
+def save(path, rows: Rows, unit_us: float = 1000.0, process: str = "pipeline") -> None:
+    """Writes the trace. ``unit_us``: microseconds in one unit of the rows (1e6 for rows in seconds).
+
+    ValueError for a row that is no block, OSError if ``path`` cannot be written.
+    """
+    trace = {"displayTimeUnit": "ms", "traceEvents": events(rows, unit_us, process)}
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(trace, file)
