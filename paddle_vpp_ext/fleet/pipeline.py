@@ -1,4 +1,5 @@
 """The engines: Paddle's pipeline classes with a step that runs a plan."""
+import contextlib
 import itertools
 from typing import Dict, NamedTuple, Tuple
 
@@ -15,6 +16,7 @@ from .agreement import check_agreement
 from .data import MicroBatches, shapes_of
 from .failure import FailureBoard, PeerFailed
 from .messages import Boundaries, dtype_name
+from .recording import RecordingStage
 from .stage import PipelineStage
 
 
@@ -37,6 +39,7 @@ class _PlannedPipeline:
             options = read_options(strategy.pipeline_configs, strategy.hybrid_configs["pp_configs"])
         self.options = options
         super().__init__(layers=layers, hcg=hcg, strategy=strategy)
+        versions.complete(self)
         self._num_chunks = layers.get_num_virtual_stages()
         self._ranks = list(self.pp_group.ranks)
         self._plans: Dict[Tuple[int, bool], Plan] = {}
@@ -254,6 +257,22 @@ class _PlannedPipeline:
         for loss in losses:
             total = total + loss
         return total / self.accumulate_steps if self._delay_scale_loss else total
+
+    @contextlib.contextmanager
+    def recording(self):
+        """A list that has, after the block, when each action of the steps in it ran, on all ranks.
+
+        Its entries are (rank, start, end, kind, chunk, micro_batch), times in seconds; see
+        tools.timeline, picture and trace. All ranks enter and leave it together.
+        """
+        blocks, plain = [], self._stage
+        self._stage = RecordingStage(plain, self.stage_id)
+        try:
+            yield blocks
+        finally:
+            recorded, self._stage = self._stage.blocks, plain
+        for of_rank in self._transport.gather(recorded):
+            blocks += map(tuple, of_rank)
 
     # ---- what the stage calls
 

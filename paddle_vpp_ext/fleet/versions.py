@@ -40,6 +40,17 @@ def pipeline_module():
     return pipeline_parallel
 
 
+def complete(engine):
+    """Gives an engine the attributes of newer base classes that its own base class lacks."""
+    defaults = {
+        "loss_fn_idx": 0,  # 3.0 on
+        "_clear_every_step_cache": False,  # 3.0 on
+    }
+    for name, value in defaults.items():
+        if not hasattr(engine, name):
+            setattr(engine, name, value)
+
+
 def loss_functions(layers):
     """A PipelineLayer's loss functions, a list also where the release has a single one (2.6)."""
     functions = layers._loss_fn

@@ -20,7 +20,7 @@ def plan_of(data, max_v=4, **more):
     return make_plan("VPP", p, num_chunks, m, data.draw(vpp_options(p, m), "options"), **more)
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(st.data(), st.booleans(), st.booleans())
 def test_plans_do_every_action_once_and_cannot_hang(data, blocking, forward_only):
     plan = plan_of(data, blocking=blocking, forward_only=forward_only)
@@ -76,3 +76,14 @@ def test_a_plan_is_the_same_on_every_rank_that_makes_it(data):
     one, other = (make_plan("VPP", p, num_chunks, m, {"groups": "even"}) for _ in range(2))
     assert one.digest == other.digest and one.programs == other.programs
     assert one.digest != make_plan("VPP", p, num_chunks, m + 1, {"groups": "even"}).digest
+
+
+@given(st.data(), st.booleans())
+def test_costs_of_any_size_can_be_planned(data, blocking):
+    """Actions without time, or too short to be told apart by the clock, once got their receives too late."""
+    p, num_chunks, m = data.draw(pipelines(), "p, V, m")
+    size = st.sampled_from((0, 0.0, 1e-12, 1.0, 1e9))
+    per_part = st.one_of(size, st.lists(size, min_size=p * num_chunks, max_size=p * num_chunks))
+    costs = Costs(data.draw(per_part), data.draw(per_part), data.draw(per_part), data.draw(size))
+    plan = make_plan("VPP", p, num_chunks, m, blocking=blocking, costs=costs)
+    check_programs(plan.programs, num_chunks)

@@ -71,8 +71,7 @@ def test_the_table_of_eight_stages_and_24_micro_batches_is_reproduced(schedule, 
 def test_blocking_costs_no_more_than_the_better_placement_of_the_design(p, num_chunks, m, table):
     plan = make_plan("VPP", p, num_chunks, m, {"groups": "even"}, blocking=True)
     ratio = plan.simulate().makespan / ideal(p, num_chunks, m)
-    assert ratio <= table + 0.0005
-    assert ratio <= 1.03 + 1e-9 or (p, num_chunks, m) == (2, 2, 5)
+    assert ratio <= table + 0.0005 <= 1.0305
 
 
 def published():
@@ -88,4 +87,5 @@ def test_published_configurations_verify_and_block_less_than_3_percent(p, num_ch
     # The limit holds up to 16 stages; beyond, a plan that verifies (make_plan does it) is what is asked for.
     plan = make_plan("VPP", p, num_chunks, m, {"groups": groups}, blocking=p <= 16)
     assert sum(plan.groups) == m and len(plan.programs) == p
-    assert plan.simulate().makespan <= 1.03 * ideal(p, num_chunks, m)
+    if p <= 16:
+        assert plan.simulate().makespan <= 1.03 * ideal(p, num_chunks, m)

@@ -1,0 +1,32 @@
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (HERE / "paddle_vpp_ext/__init__.py").read_text())[1]
+
+# What a release of Paddle breaks with and does not say: protobuf 7 up to 3.2.2, numpy 2 with 2.6.
+PINS = {"2.6.2": ["protobuf<7", "numpy<2", "setuptools"], "3.0.0": ["protobuf<7"], "3.1.1": ["protobuf<7"], "3.2.2": ["protobuf<7"]}
+
+extras = {
+    "cpu": ["paddlepaddle>=2.6.2", "protobuf<7"],
+    "gpu": ["paddlepaddle-gpu>=2.6.2", "protobuf<7"],
+    "viz": ["matplotlib", "rich"],
+    "test": ["pytest", "hypothesis", "matplotlib", "rich"],
+}
+extras.update({f"cpu-{release}": [f"paddlepaddle=={release}", *pins] for release, pins in PINS.items()})
+
+setup(
+    name="paddle_vpp_ext",
+    version=VERSION,
+    description="Virtual pipeline for any accumulate_steps, and forward-backward overlap, for every PaddlePaddle from 2.6.2 on",
+    long_description=(HERE / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.9",
+    packages=find_packages(include=["paddle_vpp_ext", "paddle_vpp_ext.*"]),
+    install_requires=["numpy"],
+    extras_require=extras,
+    entry_points={"console_scripts": ["paddle-vpp=paddle_vpp_ext.tools.cli:main"]},
+)
