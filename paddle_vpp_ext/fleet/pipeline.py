@@ -158,6 +158,11 @@ class _PlannedPipeline:
                 self._return_host_tensor = False
         return result
 
+    def _prepare_training(self, data, optimizer, lr_scheduler):
+        # Paddle's refuses missing data on this rank alone, and leaves the others waiting: _agree_on_step tells all.
+        prepared = super()._prepare_training(() if data is None else data, optimizer, lr_scheduler)
+        return None if data is None else prepared
+
     def _checked_loss_fn(self, index):
         functions = versions.loss_functions(self._layers)
         if index not in range(len(functions)) or functions[index] is None:

@@ -128,7 +128,7 @@ class PipelineStage:
                 tensor.stop_gradient = False
                 leaves.append(tensor)
                 # A view, so that a layer may change its input in place, which it may not do with a leaf.
-                tensor = tensor.view(tensor.shape) if tensor.size else tensor
+                tensor = versions.view_of(tensor)
             given.append(tensor)
         return leaves, unflatten(signature.form, given)
 

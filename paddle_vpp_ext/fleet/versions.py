@@ -82,6 +82,20 @@ def align_mode_scale():
     return None
 
 
+def view_of(tensor):
+    """A view of all of a tensor, a node of its own in the graph.
+
+    ``Tensor.view`` has no backward on 2.6, and up to 3.2 none that allows a change in place; an identity transpose
+    works in all releases. Without amp, which would cast it; without elements, where 2.6 crashes, the tensor itself.
+    """
+    import paddle
+
+    if not tensor.size:
+        return tensor
+    with paddle.amp.auto_cast(enable=False):
+        return tensor.transpose(list(range(tensor.ndim)))
+
+
 def default_store():
     """The key-value store through which the processes of this job met."""
     from paddle.base import core

@@ -5,7 +5,10 @@ STATUS = "exit status: 0 fine, 1 a problem, 2 wrong arguments"
 
 
 class CommandError(Exception):
-    """Ends a command: its text goes to stderr, ``status`` is the exit status (2: what was typed is wrong, 1: other trouble)."""
+    """Ends a command: its text goes to stderr.
+
+    ``status`` is the exit status: 2 if what was typed is wrong, 1 for other trouble.
+    """
 
     def __init__(self, text: str, status: int = 2):
         super().__init__(text)

@@ -166,7 +166,8 @@ def _paddle(found):
         findings.append(Finding("PROBLEM", f"both {' and '.join(names)} are installed and overwrite each other",
                                 f"pip uninstall -y {' '.join(names)}, then {INSTALL}"))
     if () < numbers(version) < OLDEST_PADDLE and version != "0.0.0":
-        findings.append(Finding("PROBLEM", f"{title} is not supported, 2.6.2 is the oldest that is", "pip install -U paddlepaddle"))
+        text = f"{title} is not supported, 2.6.2 is the oldest that is"
+        findings.append(Finding("PROBLEM", text, "pip install -U paddlepaddle"))
     elif found.paddle.error:
         findings.append(Finding("PROBLEM", f"{title} is installed, but importing it fails: {found.paddle.error}",
                                 "solve the other problems listed here first, else install Paddle anew: " + INSTALL))
@@ -195,8 +196,10 @@ def _device(paddle):
 def _pictures(found):
     missing = [name for name in ("rich", "matplotlib") if name not in found.packages]
     if missing:
-        return Finding("note", f"{' and '.join(missing)} not installed: no {_what(missing)}", "pip install paddle_vpp_ext[viz]")
-    return Finding("ok", f"rich {found.packages['rich']}, matplotlib {found.packages['matplotlib']} (colours and pictures)")
+        text = f"{' and '.join(missing)} not installed: no {_what(missing)}"
+        return Finding("note", text, "pip install paddle_vpp_ext[viz]")
+    versions = ", ".join(f"{name} {found.packages[name]}" for name in ("rich", "matplotlib"))
+    return Finding("ok", f"{versions} (colours and pictures)")
 
 
 def _what(missing):

@@ -104,7 +104,7 @@ def _width(rows, span):
 
 def _panel(axes, name, rows, span, width, chunks, unit):
     ranks, total = by_rank(rows), summary(rows)
-    axes.set(xlim=(0, span), ylim=(len(ranks) - 0.5, -0.5), facecolor=PAPER)
+    axes.set(xlim=(0, span), ylim=(max(len(ranks), 1) - 0.5, -0.5), facecolor=PAPER)
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.set_yticks(list(ranks), [f"rank {rank}" for rank in ranks], color=TEXT)

@@ -26,7 +26,7 @@ def add_command(commands) -> None:
     parser.add_argument("--vpp", type=_whole(1), default=1, metavar="V", help="chunks per stage (default 1)")
     parser.add_argument("--acc", type=_whole(1), required=True, metavar="M", help="micro-batches (accumulate_steps)")
     parser.add_argument(
-        "--schedule", default="1F1B", metavar="NAME[:key=value,...]",
+        "--schedule", default="1F1B", metavar="NAME:KEY=VALUE",
         help="as in schedule_mode, e.g. VPP:groups=even (default: the selector's rule)",
     )
     parser.add_argument("--forward", type=_time, default=1.0, metavar="F", help="time of a chunk's forward (default 1)")
@@ -133,7 +133,7 @@ def headline(plan, args) -> str:
     """The plan and its costs in one line."""
     groups = "+".join(map(str, plan.groups))
     if len(groups) > 40:
-        groups = f"{groups[:groups.index('+', 30)]}+… ({len(plan.groups)} groups)"
+        groups = f"{groups[:groups.index('+', 30)]}+... ({len(plan.groups)} groups)"
     rule = "blocking transfers" if plan.blocking else "transfers beside computation"
     return (
         f"{plan.schedule}  p={plan.num_stages} V={plan.num_chunks} m={plan.accumulate_steps}  groups {groups}  "

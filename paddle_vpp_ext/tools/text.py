@@ -29,7 +29,10 @@ class Segment(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """``per_unit``: columns in one unit of time; ``columns``: of the whole timeline; ``band``: of one band; ``squeezed``: numbers are gone."""
+    """``per_unit``: columns in one unit of time; ``columns`` of the whole timeline, ``band`` of one band.
+
+    ``squeezed``: there is no room for numbers.
+    """
 
     per_unit: float
     columns: int
@@ -47,7 +50,7 @@ def show(rows: Rows, headline: str = "", file: Optional[TextIO] = None) -> None:
     file = file or sys.stdout
     console = _console(file)
     if console:
-        console.print(_coloured(rows, headline, console.width), overflow="crop", no_wrap=True, highlight=False)
+        console.print(_coloured(rows, headline, console.width), soft_wrap=True, highlight=False)
     else:
         print(plain(rows, headline, shutil.get_terminal_size((100, 24)).columns), file=file)
 
@@ -192,12 +195,14 @@ def _legend(rows, scale, letters):
         yield "   ", None
     yield (f"{IDLE} idle" if letters else "colour: kind, shade: chunk, number: micro-batch") + "\n", None
     if scale.squeezed:
-        yield f"squeezed: a column is {1 / scale.per_unit:.3g} units of time, too little for numbers; widen the terminal or use --png\n", None
+        unit = f"{1 / scale.per_unit:.3g}"
+        yield f"squeezed: a column is {unit} units of time, too little for numbers; widen the terminal or use --png\n", None
     yield "\n", None
 
 
 def _table(total):
-    lines = [f"makespan {format_time(total.makespan)}, idle {100 * total.mean_idle:.1f} %", "rank   idle    peak (chunks held)"]
+    lines = [f"makespan {format_time(total.makespan)}, idle {100 * total.mean_idle:.1f} %"]
+    lines.append("rank   idle    peak (chunks held)")
     for rank, (idle, peak) in enumerate(zip(total.idle_share, total.peak_activations)):
         lines.append(f"{rank:4} {100 * idle:5.1f} %  {peak:4}")
     return "\n".join(lines) + "\n"

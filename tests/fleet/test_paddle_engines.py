@@ -65,7 +65,8 @@ def losses_of_paddle(num_chunks, micro_batches, overlap):
     hcg = fleet.get_hybrid_communicate_group()
     channels = Channels.for_pipeline(hcg, num_chunks)
     undo = route_paddle_p2p(channels)
-    selector.disable()  # for Paddle's own classes
+    selector.disable()  # for Paddle's own classes,
+    cpu.install()  # which still need this
     try:
         layers = PipelineLayer(
             layers=[LayerDesc(Block, i) for i in range(BLOCKS)],

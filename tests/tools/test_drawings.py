@@ -57,8 +57,8 @@ def test_text_draws_what_runs_in_every_column():
         "head",
         "",
         "       |0             |5",
-        "rank 0 a0-a1-......A0====A1====",
-        "rank 1 ...a0-A0====a1-A1====...",
+        "rank 0 a0-a1-......A0====...A1====",
+        "rank 1 ...a0-A0====a1-A1====......",
     ]
 
 

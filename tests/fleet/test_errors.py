@@ -1,0 +1,211 @@
+"""A mistake of the user's is a clear error, on all ranks, before anything can hang."""
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import paddle
+import pytest
+from paddle import nn
+from paddle.distributed.fleet.meta_parallel import LayerDesc
+
+from pool import ROOT, environment, get_pool, reserved_endpoints
+from training import Block, batch, build
+
+P, V, M = 3, 2, 4
+
+
+def blocks():
+    return [LayerDesc(Block) for _ in range(P * V)]
+
+
+def text_of_error(function, *args):
+    try:
+        function(*args)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def errors(function, *args):
+    return get_pool(P).run(text_of_error, function, *args)
+
+
+def wrap(schedule, m=M, micro_batch_size=2):
+    return build(blocks(), V, schedule, m, micro_batch_size)
+
+
+@pytest.mark.parametrize(
+    "schedule, says",
+    (
+        ("vpp", "unknown schedule 'vpp', choose one of 1F1B, VPP, FthenB, "),
+        ("VPP:group=even", "'group=even' is not one of the options of VPP, write groups=…, slope=…"),
+        ("VPP:groups=odd", "groups: 'odd' is none of first, even, nor sizes as in 7+4"),
+        ("VPP:groups=3+3", "groups 3+3 must be positive and add up to accumulate_steps=4"),
+        ("FthenB:groups=even", "not one of the options of FthenB"),
+        ("VPP:slope=1,slope=2", "slope is given twice"),
+        ("paddle:x=1", "paddle takes no options"),
+    ),
+)
+def test_a_wrong_schedule_mode_is_shown_with_what_is_allowed(schedule, says):
+    for text in errors(wrap, schedule):
+        assert text.startswith("ValueError") and says in text and (schedule in text or "add up" in text), text
+
+
+def test_fewer_micro_batches_than_stages_says_what_would_work():
+    for text in errors(wrap, "1F1B", 2):
+        assert "The accumulate_steps(2) should be greater than or equal to pp_degree(3)" in text
+        assert 'schedule_mode"] = "VPP"' in text
+
+
+def wrap_differently(what):
+    rank = paddle.distributed.get_rank()
+    if what == "m":
+        wrap("VPP", M + (rank == 1))
+    elif what == "schedule":
+        wrap("VPP:groups=even" if rank == 2 else "VPP")
+    else:
+        build([LayerDesc(Block) for _ in range(6)], 1 if rank == 0 else 2, "VPP", M)
+
+
+@pytest.mark.parametrize(
+    "what, says",
+    (
+        ("m", "accumulate_steps: rank 0: 4, rank 1: 5, rank 2: 4"),
+        ("schedule", "schedule: rank 0: VPP, rank 1: VPP, rank 2: VPP:groups=even"),
+        ("V", "num_virtual_pipeline_stages: rank 0: 1, rank 1: 2, rank 2: 2"),
+    ),
+)
+def test_ranks_that_disagree_find_out_when_the_model_is_wrapped(what, says):
+    for text in errors(wrap_differently, what):
+        assert "disagree when the model is wrapped" in text and says in text, text
+
+
+def step_with(data_of):
+    engine, optimizer = wrap("VPP")
+    engine.train_batch(DATA[data_of](engine), optimizer)
+
+
+DATA = {
+    "too few rows": lambda engine: list(batch(0, 7)),
+    "short list": lambda engine: [[batch(0, 2)[0]] * 3, batch(0, 8)[1]],
+    "three parts": lambda engine: [*batch(0, 8), 1],
+    "no tensor": lambda engine: ["text", batch(0, 8)[1]],
+    "none": lambda engine: None if engine.stage_id == 0 else list(batch(0, 8)),
+}
+
+
+@pytest.mark.parametrize(
+    "data, says",
+    (
+        ("too few rows", " have 7 rows, but accumulate_steps=4 times micro_batch_size=2 makes 8"),
+        ("short list", "inputs are a list of 3 micro-batches, but accumulate_steps is 4"),
+        ("three parts", "data must be a pair (inputs, labels), but it has 3 parts"),
+        ("no tensor", "inputs are a str"),
+        ("none", "the first and the last stage need data, but it is None"),
+    ),
+)
+def test_data_of_the_wrong_size_is_an_error_on_all_ranks(data, says):
+    for text in errors(step_with, data):
+        assert says in text, text
+
+
+def short_iterator():
+    engine, optimizer = wrap("VPP")
+    inputs, labels = batch(0, 8)
+    pairs = [(inputs[i:i + 2], labels[i:i + 2]) for i in range(0, 6, 2)]
+    engine.train_batch(iter(pairs), optimizer)
+
+
+def test_an_iterator_that_ends_early_is_an_error_on_all_ranks():
+    for text in errors(short_iterator):
+        assert "the data iterator ended after 3 micro-batches, accumulate_steps is 4" in text, text
+
+
+class Text(nn.Layer):
+    def forward(self, x):
+        return "text"
+
+
+class Mixed(nn.Layer):
+    def forward(self, x):
+        return x, 3
+
+
+def train_through(layer):
+    engine, optimizer = build(
+        [LayerDesc(Block), LayerDesc(layer)] + [LayerDesc(Block)] * 4, V, "VPP", M, seg_method=f"layer:Block|{layer.__name__}"
+    )
+    engine.train_batch(list(batch(0, 8)), optimizer)
+
+
+@pytest.mark.parametrize(
+    "layer, says",
+    ((Text, "the output of part 1 of the model (Text) is a str"), (Mixed, "part 1 of the model (Mixed) has a int at place 1")),
+)
+def test_an_output_that_cannot_cross_names_its_layer(layer, says):
+    for text in errors(train_through, layer):
+        assert says in text, text
+
+
+class Grows(nn.Layer):
+    """One row more each time."""
+
+    count = 0
+
+    def forward(self, x):
+        self.count += 1
+        return paddle.concat([x] + [x[:1]] * self.count)
+
+
+def test_an_output_of_another_shape_is_an_error_on_the_sender():
+    for text in errors(train_through, Grows):
+        assert "part 1 of the model made tensor (float32[4, 8]" in text and "float32[3, 8]" in text, text
+        assert "enable_dynamic_shape" in text
+
+
+SCRIPT = """
+import paddle, paddle_vpp_ext, sys
+sys.path.insert(0, {tests!r})
+paddle_vpp_ext.enable()
+from paddle.distributed import fleet
+strategy = fleet.DistributedStrategy()
+strategy.hybrid_configs = {{"pp_degree": 3, "dp_degree": 1, "mp_degree": 1}}
+fleet.init(is_collective=True, strategy=strategy, log_level="ERROR")
+from training import *
+class Fails(Block):
+    def forward(self, x):
+        raise ArithmeticError("this layer fails")
+engine, optimizer = build([LayerDesc(Block)] * 3 + [LayerDesc(Fails)] + [LayerDesc(Block)] * 2, 2, "VPP", 4, seg_method="layer:Block|Fails")
+print("ready", flush=True)
+engine.train_batch(list(batch(0, 8)), optimizer)
+"""
+
+
+def test_an_exception_on_one_rank_ends_all_ranks_within_seconds(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(tests=str(pathlib.Path(__file__).parent)))
+    with reserved_endpoints(P) as endpoints:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(script)], env=environment(rank, endpoints), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            for rank in range(P)
+        ]
+    try:
+        for process in processes:
+            while "ready" not in (line := process.stdout.readline()):
+                assert line, "a process ended before it was ready"
+        start = time.monotonic()
+        outputs = [process.communicate(timeout=30)[0] for process in processes]
+        seconds = time.monotonic() - start
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert seconds < 15
+    for rank, (process, output) in enumerate(zip(processes, outputs)):
+        assert process.returncode == 1, f"rank {rank}: {process.returncode}\n{output}"
+        assert "this layer fails" in output and ("ArithmeticError" in output), output
+        assert rank == 0 or "rank 0 of the pipeline failed" in output, output
