@@ -28,8 +28,9 @@ def read_seconds(text: str) -> float:
     return seconds
 
 
-# Options of the engine rather than of a schedule: any NAME takes them.
-COMMON_KEYS = {"timeout": read_seconds}
+# Options of the engine rather than of a schedule: any NAME takes them. Two are Paddle's flags under
+# their own names, for the releases that have no such flags; here they win.
+COMMON_KEYS = {"timeout": read_seconds, "overlap_p2p_comm": read_switch, "enable_dynamic_shape": read_switch}
 
 
 class Choice(NamedTuple):
@@ -101,7 +102,7 @@ def read_options(pipeline_configs: Mapping, pp_configs, environment: Mapping = o
     flag = lambda name: bool(getattr(pp_configs, name, False))
     return Options(
         schedule=choice,
-        overlap_p2p=flag("overlap_p2p_comm"),
-        dynamic_shape=flag("enable_dynamic_shape"),
+        overlap_p2p=choice.engine.get("overlap_p2p_comm", flag("overlap_p2p_comm")),
+        dynamic_shape=choice.engine.get("enable_dynamic_shape", flag("enable_dynamic_shape")),
         timeout=choice.engine.get("timeout", Options.timeout),
     )

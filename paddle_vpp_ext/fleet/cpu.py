@@ -22,12 +22,13 @@ import time
 
 import paddle
 
+from . import versions
+
 _POLL = 0.005  # seconds between two looks at the store while an address is not there yet
 _PORT_ATTEMPTS = 20
 
 _undo = []  # callables that restore what install() replaced, in the order of the patches; empty: not installed
 _stores = []  # every store made here: a group may look into its store for as long as it lives
-_default_store = None  # Paddle's own, seen when the first group was made
 _times_named = {}  # group name -> how many groups of that name this process has made
 
 
@@ -63,24 +64,18 @@ def own_host():
     return os.getenv("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rsplit(":", 1)[0]
 
 
-def gather(name, text, timeout):
-    """Give `text` and return those of all processes of the world, by rank. All must call it in the same order.
+def gather(name, ranks, text, timeout):
+    """Give `text` and return those of `ranks` (global, this process among them), in that order.
 
-    Unlike gloo's collectives, which fail when a process is 30 seconds late, this waits `timeout` seconds. Raises
-    TimeoutError naming the ranks that have not come.
+    They meet in the job's store, in the same order of calls. Unlike gloo's collectives, which fail when a process is
+    30 seconds late, this waits `timeout` seconds. Raises TimeoutError naming the rank that has not come.
     """
-    world_size, rank = paddle.distributed.get_world_size(), paddle.distributed.get_rank()
-    if world_size == 1:
-        return [text]
-    if _default_store is None:
-        texts = []
-        paddle.distributed.all_gather_object(texts, text)
-        return texts
-    key = _fresh_key(name)
-    _publish(_default_store, f"{key}/{rank}", text)
+    rank, store = paddle.distributed.get_rank(), versions.default_store()
+    key = _fresh_key(f"{name}/{'-'.join(map(str, ranks))}")
+    _publish(store, f"{key}/{rank}", text)
     waiting = f"rank {rank}: waited {timeout:g} s for rank {{}} to come to {name}"
     deadline = time.monotonic() + timeout
-    return [_published(_default_store, f"{key}/{other}", deadline, waiting.format(other)) for other in range(world_size)]
+    return [_published(store, f"{key}/{other}", deadline, waiting.format(other)) for other in ranks]
 
 
 # ---- patches --------------------------------------------------------------------------------------------------------
@@ -149,8 +144,6 @@ def _install_group_stores():
 
 def _own_store(default_store, rank, group_name):
     """Make or join the TCPStore of one group. Its first rank serves it and publishes the address in `default_store`."""
-    global _default_store
-    _default_store = default_store
     _no_delay(_default_store_ports())
     key = _fresh_key(group_name)
     if rank == 0:

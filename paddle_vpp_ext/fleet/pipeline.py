@@ -56,10 +56,10 @@ class _PlannedPipeline:
         self._attempts += 1
         self._board = FailureBoard(f"{'-'.join(map(str, self._ranks))}/{_count_of_engines()}/{self._attempts}", self.global_rank)
         if cpu.is_cpu_only():
-            from .gloo import Channels
+            from .channels import Channels
             from .transport import ChannelTransport
 
-            channels = Channels.for_pipeline(self._hcg, 2, self.options.timeout)
+            channels = Channels(self._ranks, self.options.timeout)
             self._transport = ChannelTransport(channels, self._boundaries, self._board, self.options.timeout)
         else:
             from .nccl import NcclTransport
@@ -150,12 +150,8 @@ class _PlannedPipeline:
         finally:
             self._compute_loss = before
         if return_host_tensor and not compute_loss:
-            self._return_host_tensor = True
-            try:
-                for output in result:
-                    self._offload_tensors(output)
-            finally:
-                self._return_host_tensor = False
+            for output in result:
+                versions.move_to_host(output)
         return result
 
     def _prepare_training(self, data, optimizer, lr_scheduler):
@@ -248,7 +244,7 @@ class _PlannedPipeline:
             if step.compute_loss and self.stage_id == self.num_stages - 1:
                 losses = self._stage.losses()
                 stacked = [paddle.stack(of_one) for of_one in losses]
-                self.total_loss = stacked if versions.total_loss_is_list() else stacked[0].sum()
+                self.total_loss = stacked if versions.total_loss_is_list() else self._sum(losses[self.loss_fn_idx])
                 mine = [s.reshape([m]) for s in stacked] if step.return_micro_batch_loss else list(map(self._mean, losses))
                 packed = [(dtype_name(loss), loss.shape, loss.astype("float64").flatten().tolist()) for loss in mine]
             packed = self._transport.gather(packed)[-1]
@@ -257,11 +253,14 @@ class _PlannedPipeline:
         return mine[0] if mine and count == 1 else mine or None
 
     def _mean(self, losses):
+        return self._sum(losses) / self.accumulate_steps if self._delay_scale_loss else self._sum(losses)
+
+    def _sum(self, losses):
         # Added up one after the other, as Paddle does, for the same last bit.
         total = paddle.zeros_like(losses[0])
         for loss in losses:
             total = total + loss
-        return total / self.accumulate_steps if self._delay_scale_loss else total
+        return total
 
     @contextlib.contextmanager
     def recording(self):

@@ -73,10 +73,10 @@ def _wrap(paddles_class, layers, hcg, strategy):
 def _paddles_own(paddles_class, layers, hcg, strategy):
     model = paddles_class(layers, hcg, strategy=strategy)
     if cpu.is_cpu_only():
-        from .gloo import Channels
-        from .gloo import route_paddle_p2p
+        from .channels import Channels
+        from .paddle_p2p import route_paddle_p2p
 
-        route_paddle_p2p(Channels.for_pipeline(hcg, layers.get_num_virtual_stages()))
+        route_paddle_p2p(Channels(hcg.get_pipe_parallel_group().ranks))
     return model
 
 

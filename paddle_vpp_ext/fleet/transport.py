@@ -7,7 +7,7 @@ import paddle
 
 from ..executor import Pending
 from ..schedule.flow import Transfer
-from .gloo import Channels, Ticket
+from .channels import Channels, Ticket
 from .failure import FailureBoard
 from .messages import Boundaries, Payload, receive_message, send_message
 

@@ -28,13 +28,15 @@ def _sequence(kind, chunks, groups) -> Order:
     return sequence
 
 
-def startup_forwards(rank: int, num_stages: int, num_chunks: int, groups: Sequence[int], slope: int, overlap: bool) -> int:
+def startup_forwards(rank: int, num_stages: int, num_chunks: int, groups: Sequence[int], slope: int = None, overlap: bool = False) -> int:
     """Forwards that ``rank`` does before its first backward.
 
     ``slope`` * (p-1-rank) + (V-1) * g_0, one more with ``overlap``, never more than there are.
     With slope 1 a rank is one forward ahead of the next rank; with 2 there is slack of one
-    action for a transfer in each direction (Paddle and Megatron-LM: 2 for V > 1, 1 for V = 1).
+    action for a transfer in each direction (None: 2 for V > 1, 1 for V = 1, as Paddle and Megatron-LM).
     """
+    if slope is None:
+        slope = 1 if num_chunks == 1 else 2
     ahead = slope * (num_stages - 1 - rank) + (num_chunks - 1) * groups[0] + bool(overlap)
     return min(ahead, num_chunks * sum(groups))
 
@@ -50,8 +52,6 @@ def interleaved(num_stages: int, num_chunks: int, groups: Sequence[int], slope: 
     With V=1 and slope 1 it is 1F1B. Time (m + (p-1)/V) * V * (F+B) of a chunk when every group
     has at least p micro-batches and transfers cost nothing (Narayanan et al. 2021, arXiv 2104.04473).
     """
-    if slope is None:
-        slope = 1 if num_chunks == 1 else 2
     forwards = forward_sequence(num_chunks, groups)
     backwards = backward_sequence(num_chunks, groups)
     orders = []

@@ -4,15 +4,15 @@ import gc
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import List, Mapping, Sequence, Tuple
+from typing import List, Mapping, Optional, Sequence, Tuple
 
 from .action import Order, format_order
 from .costs import UNIT, Costs
 from .flow import Flow, Program
 from .registry import SCHEDULES, group_sizes
 from .simulate import Simulation, Stuck, simulate, time_orders
-from .transfers import BLOCKING_PLACEMENTS, OVERLAPPED_PLACEMENT, Events, place, programs_of
-from .verify import explain_stuck, verify_orders, verify_programs
+from .transfers import BLOCKING_PLACEMENTS, OVERLAPPED_PAIRS, OVERLAPPED_PLACEMENT, Events, place, programs_of
+from .verify import ScheduleError, explain_stuck, verify_orders, verify_programs
 
 # A placement this near to the ideal is taken without trying the others.
 NEAR_ENOUGH = 1.001
@@ -23,7 +23,8 @@ class Plan:
     """What every rank does in one step.
 
     ``orders[r]`` are rank r's actions, ``programs[r]`` the same with its exchanges placed for a
-    transport whose exchanges block (``blocking``) or run beside the actions. Made by ``make_plan``
+    transport whose exchanges block (``blocking``) or run beside the actions. With ``startups``, each
+    rank's forwards before the steady phase, the pairs of that phase run together. Made by ``make_plan``
     or ``plan_orders``, which verify it.
     """
 
@@ -37,6 +38,7 @@ class Plan:
     programs: List[Program] = field(repr=False)
     placement: str = ""
     events: Events = field(repr=False, default=None)
+    startups: Optional[List[int]] = None
 
     @cached_property
     def serial_programs(self) -> List[Program]:
@@ -85,12 +87,14 @@ def make_plan(
     options = dict(options)
     with _no_garbage_collection():
         orders = SCHEDULES[schedule].orders(num_stages, num_chunks, accumulate_steps, **options)
+        startups = SCHEDULES[schedule].startups(num_stages, num_chunks, accumulate_steps, **options)
         if forward_only:
             orders = [[action for action in order if action.kind == "F"] for order in orders]
+            startups = None
         groups = (accumulate_steps,)
         if "groups" in SCHEDULES[schedule].keys:
             groups = group_sizes(num_stages, accumulate_steps, options.get("groups", "first"))
-        return plan_orders(orders, num_chunks, accumulate_steps, schedule, groups, blocking, forward_only, costs)
+        return plan_orders(orders, num_chunks, accumulate_steps, schedule, groups, blocking, forward_only, costs, startups)
 
 
 def plan_orders(
@@ -102,38 +106,47 @@ def plan_orders(
     blocking: bool = False,
     forward_only: bool = False,
     costs: Costs = UNIT,
+    startups: Optional[Sequence[int]] = None,
 ) -> Plan:
-    """The plan of given orders, with the placement of transfers that is fastest under the transport's rule."""
+    """The plan of given orders, with the placement of transfers that is fastest under the transport's rule.
+
+    With ``startups`` each forward and backward of the steady phase run together, with exchanges around them only.
+    """
     verify_orders(orders, num_chunks, accumulate_steps, forward_only)
     flow = Flow(orders, num_chunks, accumulate_steps)
     try:
         ideal = time_orders(flow, costs).makespan
     except Stuck as stuck:
         raise explain_stuck(flow, stuck) from None
-    events, programs, placement = _fastest(flow, ideal, blocking, costs)
+    events, programs, placement = _fastest(flow, ideal, blocking, costs, startups)
     verify_programs(flow, programs)
     return Plan(
         schedule, len(orders), num_chunks, accumulate_steps, groups or (accumulate_steps,),
-        blocking, list(orders), programs, placement, events,
+        blocking, list(orders), programs, placement, events, startups,
     )
 
 
-def _fastest(flow, ideal, blocking, costs):
-    if not blocking:
-        events = place(flow, OVERLAPPED_PLACEMENT, costs)
-        return events, programs_of(flow, events), OVERLAPPED_PLACEMENT.name
+def _fastest(flow, ideal, blocking, costs, startups):
+    if startups:
+        placements = [p for p in (BLOCKING_PLACEMENTS if blocking else (OVERLAPPED_PAIRS,)) if p.pairs]
+    else:
+        placements = BLOCKING_PLACEMENTS if blocking else (OVERLAPPED_PLACEMENT,)
     best = None
-    for placement in BLOCKING_PLACEMENTS:
+    for placement in placements:
         try:
-            events = place(flow, placement, costs)
+            events = place(flow, placement, costs, startups)
         except Stuck:  # pairs that wait for each other: m < p, for one
             continue
         programs = programs_of(flow, events)
+        if len(placements) == 1:
+            return events, programs, placement.name
         makespan = simulate(flow.orders, flow.num_chunks, flow.accumulate_steps, costs, programs).makespan
         if best is None or makespan < best[0]:
             best = makespan, (events, programs, placement.name)
         if makespan <= NEAR_ENOUGH * ideal:
             break
+    if best is None:
+        raise ScheduleError("the pairs of the steady phase wait for each other, so they cannot run together: leave overlap off")
     return best[1]
 
 

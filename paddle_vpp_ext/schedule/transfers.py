@@ -40,16 +40,17 @@ BLOCKING_PLACEMENTS = (
     Placement("single, late", late=True, pairs=False),
 )
 OVERLAPPED_PLACEMENT = Placement("early", late=False, pairs=False, ahead=1)
+OVERLAPPED_PAIRS = Placement("pairs, early", late=False, pairs=True, ahead=1)
 
 
-def steady_pairs(order: Order) -> List[int]:
+def steady_pairs(order: Order, startup: int = 0) -> List[int]:
     """The units of an order, as the indices of their ends: a forward with the backward after it, else single actions.
 
-    F0.0 F0.1 | F1.0 B1.0 | F1.1 B1.1 | B0.0 ...: 1 2 4 6 7 ...
+    The first ``startup`` actions stay single. F0.0 F0.1 | F1.0 B1.0 | F1.1 B1.1 | B0.0 ...: 1 2 4 6 7 ...
     """
     ends, j = [], 0
     while j < len(order):
-        paired = order[j].kind == "F" and j + 1 < len(order) and order[j + 1].kind in "BI"
+        paired = j >= startup and order[j].kind == "F" and j + 1 < len(order) and order[j + 1].kind in "BI"
         j += 2 if paired else 1
         ends.append(j)
     return ends
@@ -65,9 +66,13 @@ class Events(NamedTuple):
     receiver_at: np.ndarray
 
 
-def place(flow: Flow, placement: Placement, costs: Costs = UNIT) -> Events:
-    """The global order of events under ``placement``. Raises Stuck if units wait for each other."""
-    bounds = [steady_pairs(o) if placement.pairs else list(range(1, len(o) + 1)) for o in flow.orders]
+def place(flow: Flow, placement: Placement, costs: Costs = UNIT, startups: Optional[Sequence[int]] = None) -> Events:
+    """The global order of events under ``placement``, with pairs from each rank's ``startups`` on. Raises Stuck if units wait for each other."""
+    startups = startups or [0] * flow.num_stages
+    if placement.pairs:
+        bounds = [steady_pairs(order, startup) for order, startup in zip(flow.orders, startups)]
+    else:
+        bounds = [list(range(1, len(order) + 1)) for order in flow.orders]
     timing = time_orders(flow, costs.bounded(), bounds)
     cuts = [np.concatenate(([0], b)).astype(int) for b in bounds]
     number, made_by, made_at = _ends(flow.makes)

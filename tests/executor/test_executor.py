@@ -97,7 +97,7 @@ GRID = [
         ("VPP", {"groups": "first"}),
         ("VPP", {"groups": "even"}),
         ("VPP", {"groups": "even", "slope": 1}),
-        ("VPP", {"groups": "first", "overlap": True}),
+        ("VPP", {"groups": "first", "overlap": m >= p}),
         ("FthenB", {}),
     )
 ]

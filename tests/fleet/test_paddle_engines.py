@@ -7,7 +7,8 @@ import pytest
 from paddle.distributed import fleet
 
 from paddle_vpp_ext.fleet import cpu, selector
-from paddle_vpp_ext.fleet.gloo import Channels, route_paddle_p2p
+from paddle_vpp_ext.fleet.channels import Channels
+from paddle_vpp_ext.fleet.paddle_p2p import route_paddle_p2p
 
 pytestmark = pytest.mark.skipif(not cpu.is_cpu_only(), reason="this Paddle is not CPU-only")
 
@@ -63,7 +64,7 @@ def losses_of_paddle(num_chunks, micro_batches, overlap):
     strategy.pipeline_configs = {"accumulate_steps": micro_batches, "micro_batch_size": ROWS}
     fleet.init(is_collective=True, strategy=strategy)
     hcg = fleet.get_hybrid_communicate_group()
-    channels = Channels.for_pipeline(hcg, num_chunks)
+    channels = Channels(hcg.get_pipe_parallel_group().ranks)
     undo = route_paddle_p2p(channels)
     selector.disable()  # for Paddle's own classes,
     cpu.install()  # which still need this

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from paddle_vpp_ext.schedule.costs import Costs
+from paddle_vpp_ext.schedule.grouping import GROUPINGS
 from paddle_vpp_ext.schedule.plan import make_plan
 
 F, B = 1, 2
@@ -75,14 +76,15 @@ def test_blocking_costs_no_more_than_the_better_placement_of_the_design(p, num_c
 
 
 def published():
-    """{(p, V, m)} of the published configurations."""
+    """(p, V, m, groups) of the published configurations; one grouping where both cut alike (m a multiple of p)."""
     with open(Path(__file__).with_name("published-configs.tsv"), encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file, delimiter="\t")
-        return sorted({(int(r["pp"]), int(r["vpp"]), int(r["accumulate_steps"])) for r in rows})
+        for p, num_chunks, m in sorted({(int(r["pp"]), int(r["vpp"]), int(r["accumulate_steps"])) for r in rows}):
+            for name in {GROUPINGS[name](p, m): name for name in GROUPINGS}.values():
+                yield p, num_chunks, m, name
 
 
-@pytest.mark.parametrize("groups", ["first", "even"])
-@pytest.mark.parametrize("p, num_chunks, m", published())
+@pytest.mark.parametrize("p, num_chunks, m, groups", list(published()))
 def test_published_configurations_verify_and_block_less_than_3_percent(p, num_chunks, m, groups):
     # The limit holds up to 16 stages; beyond, a plan that verifies (make_plan does it) is what is asked for.
     plan = make_plan("VPP", p, num_chunks, m, {"groups": groups}, blocking=p <= 16)

@@ -6,7 +6,6 @@ ends the process; and messages are matched by a counter per group that the two d
 a TCP connection of its own. Like gloo it sends what it is given, unencrypted.
 """
 
-import atexit
 import collections
 import contextlib
 import ctypes
@@ -82,37 +81,29 @@ class Channels:
 
     A channel is told apart by (source stage, destination stage, kind), with kind "F" for activations and "B" for
     gradients, so that with two stages an activation never meets a gradient. There is one of each kind between
-    neighbours, and with several chunks a rank one from the last stage to the first (gradients: the reverse).
+    neighbours, and one from the last stage to the first (gradients: the reverse).
 
-    pipeline_groups: the global ranks of *all* pipeline groups of the world, each in the order of its stages. All
-        processes of the world make their Channels together, with the same arguments; for most use `for_pipeline`.
-    num_chunks: V; the wrap from last to first stage exists only for more than one.
+    ranks: the global ranks of the pipeline in the order of its stages. They make their Channels together.
     timeout: seconds that a wait without a limit of its own may take.
 
-    Raises ValueError if this process is in none of the groups, TimeoutError if others do not connect.
+    Raises ValueError if this process is not one of them, TimeoutError if others do not connect.
     """
 
-    def __init__(self, pipeline_groups, num_chunks=1, timeout=1800.0):
+    def __init__(self, ranks, timeout=1800.0):
         self.rank = paddle.distributed.get_rank()
-        mine = [ranks for ranks in pipeline_groups if self.rank in ranks]
-        if len(mine) != 1:
-            raise ValueError(f"rank {self.rank} is in {len(mine)} of the pipeline groups {pipeline_groups}, not in one")
-        self.ranks = list(mine[0])
+        self.ranks = list(ranks)
+        if self.rank not in self.ranks:
+            raise ValueError(f"rank {self.rank} is not in the pipeline {self.ranks}")
         self.stage = self.ranks.index(self.rank)
         self._timeout = timeout
         self._channels = {}
         _all.add(self)
-        atexit.register(self.close)
+        self._close = weakref.finalize(self, _close, self._channels)  # also when the process ends
         try:
-            self._connect(_keys(len(self.ranks), num_chunks))
+            self._connect(_keys(len(self.ranks)))
         except BaseException:
             self.close()
             raise
-
-    @classmethod
-    def for_pipeline(cls, hcg, num_chunks=1, timeout=1800.0):
-        """The channels of a hybrid communicate group, as `fleet.get_hybrid_communicate_group()` returns it."""
-        return cls(hcg.topology().get_comm_list("pipe"), num_chunks, timeout)
 
     def send(self, peer_stage, kind, job):
         """Have `job(transfer)` run in the channel's thread, and return its Ticket.
@@ -131,12 +122,7 @@ class Channels:
 
     def close(self):
         """End all threads and connections. Jobs that are not done fail with ConnectionError, here and at the peers."""
-        atexit.unregister(self.close)
-        channels = list(self._channels.values())
-        for channel in channels:
-            channel.shut_down()
-        for channel in channels:
-            channel.join()
+        self._close()
 
     def _post(self, key, job):
         channel = self._channels.get(key)
@@ -152,10 +138,11 @@ class Channels:
         incoming = {(self.ranks[key.source], key.kind): key for key in keys if key.destination == self.stage}
         token = secrets.token_bytes(16)  # so that nobody is taken for a neighbour by accident
         with contextlib.closing(_listen(cpu.own_host(), len(incoming))) as listener:
-            addresses = cpu.gather("Channels", f"{cpu.own_host()} {listener.getsockname()[1]} {token.hex()}", self._timeout)
+            address = f"{cpu.own_host()} {listener.getsockname()[1]} {token.hex()}"
+            addresses = cpu.gather("channels", self.ranks, address, self._timeout)
             deadline = time.monotonic() + _SETUP_TIMEOUT
             for key in outgoing:
-                host, port, peer_token = addresses[self.ranks[key.destination]].split(" ")
+                host, port, peer_token = addresses[key.destination].split(" ")
                 sock = socket.create_connection((host, int(port)), timeout=_SETUP_TIMEOUT)
                 self._add(key, sock)
                 sock.sendall(_HELLO.pack(bytes.fromhex(peer_token), self.rank, key.kind.encode()))
@@ -183,6 +170,13 @@ class Channels:
         )
         _tune(sock)
         self._channels[key] = _Channel(what, sock, _send_tensor if outgoing else _receive_tensor, self._timeout)
+
+
+def _close(channels):
+    for channel in channels.values():
+        channel.shut_down()
+    for channel in channels.values():
+        channel.join()
 
 
 _all = weakref.WeakSet()
@@ -293,11 +287,12 @@ def _with_cause(error, cause):
     return error
 
 
-def _keys(num_stages, num_chunks):
-    """The channels of a pipeline: p = 3 has F 0>1 1>2 (2>0 for several chunks) and B the other way."""
-    hops = [(s, s + 1) for s in range(num_stages - 1)]
-    if num_chunks > 1 and num_stages > 1:
-        hops.append((num_stages - 1, 0))
+def _keys(num_stages):
+    """The channels of a pipeline: p = 3 has F 0>1 1>2 2>0 and B the other way.
+
+    The wrap from last to first stage is there also for one chunk, so that the ranks can meet before they compare options.
+    """
+    hops = [(s, (s + 1) % num_stages) for s in range(num_stages)]
     return [_Key(a, b, "F") for a, b in hops] + [_Key(b, a, "B") for a, b in hops]
 
 
@@ -376,136 +371,3 @@ def _memory_of(tensor):
     if size == 0:
         return memoryview(b"")
     return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
-
-
-# ---- Paddle's own engines -------------------------------------------------------------------------------------------
-
-
-def route_paddle_p2p(channels):
-    """Send what Paddle's own pipeline engines send through `channels`, and return a function that undoes it.
-
-    Without this they fail on CPU at the first transfer. Only one route at a time.
-    """
-    from paddle.distributed.fleet.meta_parallel.pp_utils import p2p_communication as module
-
-    return _Route(channels, module).install()
-
-
-class _Route:
-    def __init__(self, channels, module):
-        self._channels = channels
-        self._module = module
-        self._kind = "F"  # of what Paddle is about to transfer
-        self._posted = []
-        p = len(channels.ranks)
-        self._next, self._previous = (channels.stage + 1) % p, (channels.stage - 1) % p
-
-    def install(self):
-        module, meta = self._module, self._module.SendRecvMeta
-        distributed = _Overlay(paddle.distributed, send=self._send_meta, recv=self._receive_meta)
-        patches = [
-            (module, "paddle", _Overlay(paddle, distributed=distributed)),
-            (meta, "send_meta", self._noting_direction(meta.send_meta)),
-            (meta, "recv_meta", self._noting_direction(meta.recv_meta)),
-        ]
-        if hasattr(module, "_p2p_ops"):
-            patches += [(module, "_p2p_ops", self._start), (module, "_batched_p2p_ops", self._start_and_wait)]
-        else:  # 2.6: one function that allocates and transfers
-            patches += [
-                (module, "_p2p_helper", self._one_kind_at_a_time(module._p2p_helper)),
-                (module, "batch_send_recv_on_calc_stream", self._start_operations),
-                (module, "_is_valid_send_recv_partial", lambda tensor, mp_degree: False),
-            ]
-        old = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
-        for owner, name, new in patches:
-            setattr(owner, name, new)
-
-        def undo():
-            while old:
-                setattr(*old.pop())
-
-        return undo
-
-    # Activations go to the next stage and come from the previous one, gradients the other way.
-
-    def _send(self, kind, tensor):
-        # Paddle frees an output once it is sent, sometimes before: hold its memory by another tensor.
-        tensor = tensor.detach()
-        peer = self._next if kind == "F" else self._previous
-        return self._channels.send(peer, kind, lambda transfer: transfer(tensor))
-
-    def _receive(self, kind, tensor):
-        peer = self._previous if kind == "F" else self._next
-        return self._channels.receive(peer, kind, lambda transfer: transfer(tensor))
-
-    def _start(self, send_previous, receive_previous, send_next, receive_next, hcg):
-        """Start all of it and return the tickets."""
-        parts = (
-            (self._send, "B", send_previous),
-            (self._receive, "F", receive_previous),
-            (self._send, "F", send_next),
-            (self._receive, "B", receive_next),
-        )
-        return [start(kind, tensor) for start, kind, tensors in parts for tensor in _each(tensors)]
-
-    def _start_and_wait(self, *args):
-        for ticket in self._start(*args):
-            ticket.wait()
-
-    # Shapes and dtypes go by plain send and recv, and gradients' ones with reverse=True.
-
-    def _noting_direction(self, method):
-        @functools.wraps(method)
-        def wrapper(meta, *args, **kwargs):
-            before, self._kind = self._kind, "B" if kwargs.get("reverse") else "F"
-            try:
-                return method(meta, *args, **kwargs)
-            finally:
-                self._kind = before
-
-        return wrapper
-
-    def _send_meta(self, tensor, dst=0, group=None, sync_op=True):
-        return self._send(self._kind, tensor)
-
-    def _receive_meta(self, tensor, src=0, group=None, sync_op=True):
-        return self._receive(self._kind, tensor).wait()
-
-    # Paddle 2.6
-
-    def _one_kind_at_a_time(self, helper):
-        """Call it for activations, then for gradients, since with two stages the peer does not tell them apart."""
-
-        @functools.wraps(helper)
-        def wrapper(tensor_send_next, tensor_send_prev, recv_prev, recv_next, *args, **kwargs):
-            self._kind = "F"
-            activation, _ = helper(tensor_send_next, None, recv_prev, False, *args, **kwargs)
-            self._kind = "B"
-            _, gradient = helper(None, tensor_send_prev, False, recv_next, *args, **kwargs)
-            while self._posted:
-                self._posted.pop().wait()
-            return activation, gradient
-
-        return wrapper
-
-    def _start_operations(self, operations):
-        for operation in operations:
-            start = self._send if operation.op is self._module._send_on_calc_stream else self._receive
-            self._posted.append(start(self._kind, operation.tensor))
-
-
-class _Overlay:
-    """A module seen through a few replacements."""
-
-    def __init__(self, module, **replacements):
-        self._module = module
-        self.__dict__.update(replacements)
-
-    def __getattr__(self, name):
-        return getattr(self._module, name)
-
-
-def _each(tensors):
-    if tensors is None:
-        return ()
-    return tensors if isinstance(tensors, (tuple, list)) else (tensors,)

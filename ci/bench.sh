@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Prints the benchmark tables: planning, step time against the ideal, the engine's own time.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source ci/environment.sh
+
+make_environment .venv
+pip install -q -e '.[cpu]'
+python -m paddle_vpp_ext.tools.bench plan
+python -m paddle.distributed.launch --nproc_per_node 4 --log_dir output/bench -m paddle_vpp_ext.tools.bench steps

@@ -1,0 +1,147 @@
+"""Benchmarks that print a table: planning, and steps of sleeping or empty layers on CPU.
+
+``ci/bench.sh`` runs them. Times on shared machines are noisy: compare the ratios of one run.
+"""
+import argparse
+import resource
+import statistics
+import sys
+import time
+
+from ..schedule.plan import make_plan
+
+
+def plan_table():
+    """Seconds and memory of plan and proof, the figures that the project holds itself to beside them."""
+    print(f"{'plan and verify':28} {'seconds':>8} {'limit':>6} {'peak GiB':>9}")
+    for (p, v, m), limit in (((16, 4, 256), 1), ((64, 8, 1024), 30)):
+        for blocking in (True, False):
+            start = time.perf_counter()
+            make_plan("VPP", p, v, m, {"groups": "even"}, blocking)
+            seconds = time.perf_counter() - start
+            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+            name = f"p={p} V={v} m={m}" + (" blocking" if blocking else "")
+            print(f"{name:28} {seconds:8.2f} {limit:6} {memory:9.2f}", flush=True)
+
+
+class Bench:
+    """Steps of one model under several engines in turn, so that all see the same machine."""
+
+    def __init__(self, forward_ms, backward_ms, num_chunks):
+        import paddle
+        from paddle import nn
+        from paddle.distributed import fleet
+        from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer
+
+        self.paddle, self.fleet, self.num_chunks = paddle, fleet, num_chunks
+
+        class Nap(paddle.autograd.PyLayer):
+            @staticmethod
+            def forward(ctx, x):
+                time.sleep(forward_ms / 1e3)
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, grad):
+                time.sleep(backward_ms / 1e3)
+                return grad.clone()
+
+        class Block(nn.Layer):
+            def __init__(self):
+                super().__init__()
+                self.scale = self.create_parameter([1])
+
+            def forward(self, x):
+                x = x * self.scale
+                return Nap.apply(x) if forward_ms else x
+
+        self.describe = lambda: PipelineLayer(
+            layers=[LayerDesc(Block) for _ in range(self.num_stages * num_chunks)],
+            loss_fn=lambda y, label: (y - label).mean(),
+            topology=fleet.get_hybrid_communicate_group().topology(),
+            seg_method="layer:Block",
+            num_virtual_pipeline_stages=num_chunks,
+        )
+
+    @property
+    def num_stages(self):
+        return self.fleet.get_hybrid_communicate_group().get_pipe_parallel_world_size()
+
+    def engine(self, schedule, accumulate_steps, **pp_configs):
+        """(engine, optimizer) under the options."""
+        strategy = self.fleet.fleet._user_defined_strategy
+        strategy.pipeline_configs = {"accumulate_steps": accumulate_steps, "micro_batch_size": 1, "schedule_mode": schedule}
+        for name, value in pp_configs.items():
+            setattr(strategy.hybrid_configs["pp_configs"], name, value)
+        model = self.describe()
+        optimizer = self.paddle.optimizer.SGD(0.0, parameters=model.parameters())
+        return self.fleet.distributed_model(model), self.fleet.distributed_optimizer(optimizer)
+
+    def step_times(self, engines, steps):
+        """{name: median seconds of a step}, one warm step each before."""
+        times = {name: [] for name in engines}
+        for step in range(steps + 1):
+            for name, (engine, optimizer) in engines.items():
+                data = [self.paddle.ones([engine.accumulate_steps, 8]) for _ in range(2)]
+                start = time.perf_counter()
+                engine.train_batch(data, optimizer)
+                if step:
+                    times[name].append(time.perf_counter() - start)
+        return {name: statistics.median(of_one) for name, of_one in times.items()}
+
+
+def engines_of(bench, accumulate_steps):
+    """The engines that are compared. Paddle's own refuses m < 2p."""
+    return {
+        "VPP:groups=first": bench.engine("VPP:groups=first", accumulate_steps),
+        "VPP:groups=even": bench.engine("VPP:groups=even", accumulate_steps),
+        "Paddle's own": bench.engine("paddle", accumulate_steps),
+    }
+
+
+def sleeping_table(steps=5, forward_ms=10, backward_ms=20, num_chunks=2):
+    """Step time over the ideal, with chunks that sleep 10 ms forward and 20 ms backward."""
+    bench = Bench(forward_ms, backward_ms, num_chunks)
+    for m in (8, 11):
+        ideal = (m * num_chunks + bench.num_stages - 1) * (forward_ms + backward_ms) / 1e3
+        for name, seconds in bench.step_times(engines_of(bench, m), steps).items():
+            yield f"m={m:<3} {name:20} {seconds * 1e3:9.1f} ms   {seconds / ideal:6.3f} of the ideal {ideal * 1e3:.0f} ms"
+
+
+def overhead_table(steps=30, m=12, num_chunks=2):
+    """An engine's own time per action, with layers that do next to nothing."""
+    bench = Bench(0, 0, num_chunks)
+    for name, seconds in bench.step_times(engines_of(bench, m), steps).items():
+        yield f"{name:20} {seconds / (2 * m * num_chunks) * 1e6:9.0f} us per action of a rank"
+
+
+def steps_main():
+    """What each of four launched processes runs."""
+    import paddle_vpp_ext
+    from paddle.distributed import fleet
+
+    paddle_vpp_ext.enable()
+    strategy = fleet.DistributedStrategy()
+    strategy.hybrid_configs = {"dp_degree": 1, "mp_degree": 1, "pp_degree": 4}
+    fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")
+    for title, rows in (
+        ("step time, p=4, V=2, F=10 ms, B=20 ms a chunk, asleep", sleeping_table()),
+        ("the engine's own time, p=4, V=2, m=12, empty layers", overhead_table()),
+    ):
+        lines = list(rows)
+        if fleet.worker_index() == 0:
+            print("\n".join(["", title, *lines]), flush=True)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("what", choices=("plan", "steps"), help="steps: to be launched with four processes")
+    if parser.parse_args(argv).what == "plan":
+        plan_table()
+    else:
+        steps_main()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
