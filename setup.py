@@ -6,8 +6,15 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (HERE / "paddle_vpp_ext/__init__.py").read_text())[1]
 
-# What a release of Paddle breaks with and does not say: protobuf 7 up to 3.2.2, numpy 2 with 2.6.
-PINS = {"2.6.2": ["protobuf<7", "numpy<2", "setuptools"], "3.0.0": ["protobuf<7"], "3.1.1": ["protobuf<7"], "3.2.2": ["protobuf<7"]}
+# What a release of Paddle breaks with and does not say: protobuf 7 and no setuptools (Python has had none since 3.12)
+# up to 3.2.2, numpy 2 with 2.6.
+PINS = {
+    "2.6.2": ["protobuf<7", "setuptools", "numpy<2"],
+    "3.0.0": ["protobuf<7", "setuptools"],
+    "3.1.1": ["protobuf<7", "setuptools"],
+    "3.2.2": ["protobuf<7", "setuptools"],
+    "3.3.1": [],
+}
 
 extras = {
     "cpu": ["paddlepaddle>=2.6.2", "protobuf<7"],

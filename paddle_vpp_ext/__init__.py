@@ -17,3 +17,10 @@ def disable() -> None:
     from .fleet.selector import disable
 
     disable()
+
+
+def register_schedule(name, function) -> None:
+    """Makes ``function(p, V, m)``, which returns all ranks' orders, the schedule ``name``; see ``schedule.registry.register_schedule``."""
+    from .schedule.registry import register_schedule
+
+    register_schedule(name, function)

@@ -21,6 +21,12 @@ class Stage(Protocol):
     def backward_weight(self, chunk: int, micro_batch: int) -> None:
         """The rest of that backward."""
 
+    def overlapped(self, forward: Action, backward: Action, inputs: Any, output_grads: Any, comm: Optional["PairComm"]) -> Tuple[Any, Any]:
+        """A forward and a backward of different micro-batches together; what ``forward`` and ``backward`` return.
+
+        With ``comm`` the inputs and gradients may still be on their way until ``comm.wait`` returns.
+        """
+
     def sent(self, transfer: Transfer, payload: Any) -> None:
         """``payload`` is sent: what it holds can be freed, its place in an autograd graph is kept."""
 
@@ -36,6 +42,9 @@ class Ticket(Protocol):
 
     def done(self) -> bool:
         """Whether it is done; never blocks."""
+
+    def early(self) -> Any:
+        """What ``wait`` will return, before it has been filled; None where that is not known yet."""
 
 
 class Pending(NamedTuple):
@@ -63,14 +72,32 @@ class Step(NamedTuple):
     is_last_of_chunk: bool
 
 
-def resolve(program: Program, rank: int, num_stages: int, num_chunks: int) -> List[Union[Step, Exchange]]:
-    """The program with what each action needs and makes, worked out once per plan."""
+class Pair(NamedTuple):
+    """A forward and a backward of the steady phase that run together, and the exchange after them, if any."""
+
+    forward: Step
+    backward: Step
+    exchange: Exchange
+
+
+Instruction = Union[Step, Pair, Exchange]
+NO_EXCHANGE = Exchange((), ())
+
+
+def resolve(program: Program, rank: int, num_stages: int, num_chunks: int, startup: Optional[int] = None) -> List[Instruction]:
+    """The program with what each action needs and makes, worked out once per plan.
+
+    From the ``startup``-th action on a forward and the backward after it are a Pair; without it nothing is.
+    """
     last_part = num_stages * num_chunks - 1
     left = Counter(a.chunk for a in program if type(a) is Action and a.kind in "BW")
-    steps = []
+    steps, count = [], 0
     for instruction in program:
         if type(instruction) is not Action:
-            steps.append(instruction)
+            if steps and type(steps[-1]) is Pair:
+                steps[-1] = steps[-1]._replace(exchange=instruction)
+            else:
+                steps.append(instruction)
             continue
         kind, chunk, i = instruction
         part = chunk * num_stages + rank
@@ -82,60 +109,162 @@ def resolve(program: Program, rank: int, num_stages: int, num_chunks: int) -> Li
             needs = Transfer("B", part + 1, i) if part < last_part else None
             makes = Transfer("B", part, i) if part > 0 else None
         left[chunk] -= kind in "BW"
-        steps.append(Step(instruction, needs, makes, kind in "BW" and not left[chunk]))
+        step = Step(instruction, needs, makes, kind in "BW" and not left[chunk])
+        if kind == "B" and startup is not None and count > startup and _is_forward(steps[-1]):
+            step = Pair(steps.pop(), step, NO_EXCHANGE)
+        steps.append(step)
+        count += 1
     return steps
 
 
-def run(steps: Sequence[Union[Step, Exchange]], stage: Stage, transport: Transport) -> None:
+def _is_forward(instruction):
+    return type(instruction) is Step and instruction.action.kind == "F"
+
+
+def run(steps: Sequence[Instruction], stage: Stage, transport: Transport, overlap_pairs: bool = False) -> None:
     """Runs one rank's resolved program.
 
     What an action makes for another rank goes into the queue of its kind and leaves it, first in
     first out, with the exchange that sends it. On the last rank the forward queue holds the
     activations that wait for their turn at the wrap (the forward buffer queue), on the first
-    rank the backward queue the gradients. Both are empty at the end.
+    rank the backward queue the gradients. Both are empty at the end. ``overlap_pairs``: the
+    transfers of a Pair run beside it, too.
     """
     compute = {"F": stage.forward, "B": stage.backward, "I": stage.backward_input}
-    made = {"F": deque(), "B": deque()}
-    leaving = {"F": deque(), "B": deque()}
-    arriving = {}
+    mail = Mail(stage, transport)
+    for step in steps:
+        if type(step) is Exchange:
+            mail.exchange(step.sends, step.receives)
+        elif type(step) is Pair:
+            _run_pair(step, stage, mail, overlap_pairs)
+        else:
+            (kind, chunk, i), needs, makes, is_last_of_chunk = step
+            if kind == "W":
+                stage.backward_weight(chunk, i)
+            else:
+                mail.put(makes, compute[kind](chunk, i, mail.take(needs)))
+            if is_last_of_chunk:
+                stage.chunk_done(chunk)
+            mail.retire()
+    mail.retire(wait=True)
+    mail.check_empty()
 
-    def retire(wait):
-        for queue in leaving.values():
+
+def _run_pair(pair, stage, mail, overlap):
+    forward, backward, exchange = pair
+    comm = PairComm(pair, mail) if overlap else None
+    take = mail.take_early if overlap else mail.take
+    outputs, input_grads = stage.overlapped(
+        forward.action, backward.action, take(forward.needs), take(backward.needs), comm
+    )
+    if overlap:
+        comm.start("F", outputs)
+        comm.start("B", input_grads)
+    else:
+        mail.put(forward.makes, outputs)
+        mail.put(backward.makes, input_grads)
+        if exchange is not NO_EXCHANGE:
+            mail.exchange(exchange.sends, exchange.receives)
+    if backward.is_last_of_chunk:
+        stage.chunk_done(backward.action.chunk)
+    mail.retire()
+
+
+class PairComm:
+    """The transfers of one Pair, in the hands of the stage that computes it."""
+
+    def __init__(self, pair: Pair, mail: "Mail"):
+        self._needs = {"F": pair.forward.needs, "B": pair.backward.needs}
+        self._makes = {"F": pair.forward.makes, "B": pair.backward.makes}
+        self._exchange, self._mail = pair.exchange, mail
+        self._started = set()
+
+    def wait(self, kind: str) -> None:
+        """Returns when the forward's input (F) or the backward's gradients (B) are there."""
+        if self._needs[kind]:
+            self._mail.take(self._needs[kind])
+            self._needs[kind] = None
+
+    def start(self, kind: str, payload: Any) -> None:
+        """Starts to send what the forward or the backward made, and to receive what the next ones of this kind need; once."""
+        self.wait(kind)
+        if kind in self._started:
+            return
+        self._started.add(kind)
+        self._mail.put(self._makes[kind], payload)
+        of_kind = lambda transfers: [t for t in transfers if t.kind == kind]
+        self._mail.exchange(of_kind(self._exchange.sends), of_kind(self._exchange.receives))
+
+
+class Mail:
+    """What a rank has made, sends, and receives in one step."""
+
+    def __init__(self, stage: Stage, transport: Transport):
+        self._stage, self._transport = stage, transport
+        self._made = {"F": deque(), "B": deque()}
+        self._leaving = {"F": deque(), "B": deque()}
+        self._arriving = {}
+
+    def take(self, transfer: Optional[Transfer]) -> Any:
+        """What ``transfer`` brought; waits for it."""
+        return self._arriving.pop(transfer).wait() if transfer else None
+
+    def take_early(self, transfer: Optional[Transfer]) -> Any:
+        """What ``transfer`` will have brought once it is taken; waits only where that is not known."""
+        if not transfer:
+            return None
+        value = self._arriving[transfer].early()
+        if value is None:
+            value = self.take(transfer)
+            self._arriving[transfer] = _Arrived(value)
+        return value
+
+    def put(self, transfer: Optional[Transfer], payload: Any) -> None:
+        """Queues what an action made."""
+        if transfer:
+            self._made[transfer.kind].append((transfer, payload))
+
+    def exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> None:
+        """Starts one exchange; with a blocking transport also waits for it."""
+        if not sends and not receives:
+            return
+        going = [_next(self._made[transfer.kind], transfer) for transfer in sends]
+        pending = self._transport.exchange(going, receives)
+        self._arriving.update(zip(receives, pending.receives))
+        for ticket, (transfer, payload) in zip(pending.sends, going):
+            self._leaving[transfer.kind].append((ticket, transfer, payload))
+        if self._transport.blocking:
+            self.retire(wait=True)
+            for transfer, ticket in zip(receives, pending.receives):
+                self._arriving[transfer] = _Arrived(ticket.wait())
+
+    def retire(self, wait: bool = False) -> None:
+        """Has the stage free what is sent; with ``wait`` everything."""
+        for queue in self._leaving.values():
             while queue and (wait or queue[0][0].done()):
                 ticket, transfer, payload = queue.popleft()
                 ticket.wait()
-                stage.sent(transfer, payload)
+                self._stage.sent(transfer, payload)
 
-    for step in steps:
-        if type(step) is Exchange:
-            sends = [_take(made[transfer.kind], transfer) for transfer in step.sends]
-            pending = transport.exchange(sends, step.receives)
-            arriving.update(zip(step.receives, pending.receives))
-            for ticket, (transfer, payload) in zip(pending.sends, sends):
-                leaving[transfer.kind].append((ticket, transfer, payload))
-            del sends
-            if transport.blocking:
-                retire(wait=True)
-                for ticket in pending.receives:
-                    ticket.wait()
-            continue
-        (kind, chunk, i), needs, makes, is_last_of_chunk = step
-        if kind == "W":
-            stage.backward_weight(chunk, i)
-        else:
-            value = arriving.pop(needs).wait() if needs else None
-            result = compute[kind](chunk, i, value)
-            if makes:
-                made[makes.kind].append((makes, result))
-            del value, result
-        if is_last_of_chunk:
-            stage.chunk_done(chunk)
-        retire(wait=False)
-    retire(wait=True)
-    assert not made["F"] and not made["B"] and not arriving, f"transfers left over: {made}, {list(arriving)}"
+    def check_empty(self) -> None:
+        """Nothing is left over at the end of a step."""
+        left = [*self._made["F"], *self._made["B"], *self._arriving]
+        assert not left, f"transfers left over: {left}"
 
 
-def _take(queue, transfer):
+class _Arrived:
+    """The ticket of a transfer that has been waited for."""
+
+    def __init__(self, value):
+        self._value = value
+
+    def wait(self):
+        return self._value
+
+    early = wait
+
+
+def _next(queue, transfer):
     entry = queue.popleft()
     assert entry[0] == transfer, f"{transfer} is to be sent, but next in its queue is {entry[0]}"
     return entry

@@ -3,12 +3,14 @@
 A new schedule is one function from (num_stages, num_chunks, accumulate_steps, **options) to
 the orders of all ranks, and one entry here.
 """
-from typing import Callable, Dict, List, NamedTuple, Optional
+import re
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Union
 
-from .action import Order
+from .action import Action, Order
 from .fthenb import fthenb
 from .grouping import GROUPINGS, check_groups
 from .interleave import interleaved, startup_forwards
+from .verify import ScheduleError
 
 
 def vpp(num_stages, num_chunks, accumulate_steps, groups="first", slope=None, overlap=False) -> List[Order]:
@@ -78,3 +80,43 @@ SCHEDULES: Dict[str, Schedule] = {
     "VPP": Schedule(vpp, {"groups": read_groups, "slope": read_slope, "overlap": read_switch}, vpp_startups),
     "FthenB": Schedule(fthenb, {}),
 }
+
+_BUILT_IN = frozenset(SCHEDULES)
+_RESERVED = frozenset(("1F1B", "ZBVPP", "auto", "paddle"))  # words of schedule_mode that are no user's to give
+
+
+def register_schedule(name: str, function: Callable[[int, int, int], Sequence[Union[str, Sequence[Action]]]]) -> None:
+    """Makes ``name`` a schedule like those of this package: for ``schedule_mode``, plans, proofs and pictures.
+
+    ``function(p, V, m)`` returns the orders of ranks 0..p-1, each a text like ``"F0.0 B0.0"`` or a list of
+    actions (Action, or their text). It is called when a plan is made; every process of a run must register
+    the same. A name can be registered anew. ValueError for a name that cannot be one or is built in,
+    TypeError for a function that cannot be called.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name, re.ASCII):
+        raise ValueError(f"{name!r} cannot be a schedule's name: write letters, digits and _, a letter first")
+    if name in _BUILT_IN or name in _RESERVED:
+        raise ValueError(f"{name!r} is the name of a built-in schedule, choose another one")
+    if not callable(function):
+        raise TypeError(f"schedule {name}: {function!r} is no function of p, V and m")
+    SCHEDULES[name] = Schedule(lambda p, num_chunks, m: _orders_from(name, function, p, num_chunks, m), {})
+
+
+def _orders_from(name, function, num_stages, num_chunks, accumulate_steps) -> List[Order]:
+    """What a user's function gives, as orders; ScheduleError if it is none."""
+    call = f"schedule {name}, called with p={num_stages}, V={num_chunks}, m={accumulate_steps},"
+    try:
+        given = [order.split() if isinstance(order, str) else list(order) for order in function(num_stages, num_chunks, accumulate_steps)]
+    except Exception as error:
+        raise ScheduleError(f"{call} failed with {type(error).__name__}: {error}") from error
+    if len(given) != num_stages:
+        raise ScheduleError(f"{call} gave orders for {len(given)} ranks, not for {num_stages}")
+    return [[_action(call, rank, at, action) for at, action in enumerate(order)] for rank, order in enumerate(given)]
+
+
+def _action(call, rank, at, given) -> Action:
+    try:
+        # Through the text form in any case, so that a tuple of the wrong things is refused, too.
+        return Action.parse(given if isinstance(given, str) else str(Action(*given)))
+    except (TypeError, ValueError) as error:
+        raise ScheduleError(f"{call} gave rank {rank} as its action {at}: {error}") from None

@@ -1,14 +1,13 @@
 """The command line: ``python -m paddle_vpp_ext COMMAND``.
 
 Exit status: 0 fine, 1 trouble (a problem found, a file that cannot be written, a missing
-package), 2 what was typed is wrong. Never imports Paddle.
+package), 2 what was typed is wrong. Only ``run`` imports Paddle.
 """
 import argparse
 import os
 import sys
 
 from .command import PROGRAM, STATUS, CommandError
-
 
 
 class Parser(argparse.ArgumentParser):
@@ -21,16 +20,16 @@ class Parser(argparse.ArgumentParser):
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands; each puts its function into ``run``."""
     # Imported here, so that a command needs only what it uses: doctor runs even where numpy is missing.
-    from . import doctor, plan_command
+    from . import check_command, compare_command, doctor, plan_command, run_command, trace_command
 
     parser = Parser(
         prog=PROGRAM,
-        description="Plan and look at pipeline schedules for PaddlePaddle fleet. Needs no Paddle.",
+        description="Plan and look at pipeline schedules for PaddlePaddle fleet. Only run needs Paddle.",
         epilog=f"example: {PROGRAM} plan --pp 4 --vpp 2 --acc 10\n{STATUS}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
-    for module in (plan_command, doctor):
+    for module in (plan_command, compare_command, check_command, run_command, trace_command, doctor):
         module.add_command(commands)
     return parser
 

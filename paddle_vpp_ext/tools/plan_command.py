@@ -1,14 +1,14 @@
-"""``plan``: shows a schedule as a timeline, as JSON, as a picture or as a trace."""
+"""``plan``: shows a schedule as a timeline, as JSON, as a picture, a trace, a table or a page."""
 import argparse
 import json
-import math
-import sys
 
+from . import arguments
 from .command import PROGRAM, STATUS, CommandError
 
 EXAMPLES = f"""examples:
   {PROGRAM} plan --pp 4 --vpp 2 --acc 10
   {PROGRAM} plan --pp 4 --vpp 2 --acc 11 --schedule VPP:groups=even --hop 0.1 --png plan.png
+  {PROGRAM} plan --pp 4 --vpp 2 --acc 10 --html plan.html
   {PROGRAM} plan --pp 8 --acc 16 --blocking --json
 {STATUS}"""
 
@@ -22,53 +22,27 @@ def add_command(commands) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--pp", type=_whole(2), required=True, metavar="P", help="pipeline stages (pp_degree)")
-    parser.add_argument("--vpp", type=_whole(1), default=1, metavar="V", help="chunks per stage (default 1)")
-    parser.add_argument("--acc", type=_whole(1), required=True, metavar="M", help="micro-batches (accumulate_steps)")
+    arguments.add_pipeline(parser)
     parser.add_argument(
-        "--schedule", default="1F1B", metavar="NAME:KEY=VALUE",
+        "--schedule", metavar="NAME:KEY=VALUE",
         help="as in schedule_mode, e.g. VPP:groups=even (default: the selector's rule)",
     )
-    parser.add_argument("--forward", type=_time, default=1.0, metavar="F", help="time of a chunk's forward (default 1)")
-    parser.add_argument("--backward", type=_time, default=2.0, metavar="B", help="time of a chunk's backward (default 2)")
-    parser.add_argument("--hop", type=_time, default=0.0, metavar="H", help="time of a transfer (default 0)")
-    parser.add_argument("--blocking", action="store_true", help="transfers block both ranks (synchronous NCCL)")
+    arguments.add_own_schedule(parser)
+    arguments.add_costs(parser)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON instead of the timeline")
     parser.add_argument("--png", metavar="FILE", help="draw the timeline into a PNG file (needs matplotlib)")
     parser.add_argument("--svg", metavar="FILE", help="draw the timeline into an SVG file (needs matplotlib)")
     parser.add_argument("--trace", metavar="FILE", help="write a trace for Perfetto (ui.perfetto.dev) or chrome://tracing")
+    parser.add_argument("--csv", metavar="FILE", help="write the orders as CSV, a rank a line, as check reads it")
+    parser.add_argument("--html", metavar="FILE", help="write a page on which p, V, m, schedule and costs can be changed")
     parser.set_defaults(run=run)
-
-
-def _whole(least):
-    def read(text):
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least {least}")
-        return value
-
-    return read
-
-
-def _time(text):
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: write a number of at least 0")
-    return value
 
 
 def run(args) -> int:
     """Plans, prints, and writes the files that were asked for."""
     plan, costs = make(args)
     simulation = plan.simulate(costs)
-    if args.png or args.svg or args.trace:
-        _write_files(args, plan, costs)
+    _write_files(args, plan, costs)
     if args.json:
         print(json.dumps(report(plan, simulation)))
     else:
@@ -80,16 +54,15 @@ def run(args) -> int:
 
 def make(args):
     """(plan, costs) of the arguments. A ValueError of theirs becomes a CommandError."""
+    arguments.need_numpy()
+    from ..config import parse_schedule
+    from ..schedule.plan import make_plan
+
+    costs = arguments.costs_of(args)
+    own = arguments.register_own(args)
+    text = args.schedule or (own[0] if own else "1F1B")
     try:
-        from ..config import parse_schedule
-        from ..schedule.costs import Costs
-        from ..schedule.plan import make_plan
-    except ImportError as error:
-        raise CommandError(f"planning needs numpy, and importing it failed ({error}): pip install numpy", 1) from None
-    # A whole backward is I + W; halves add up to exactly what was asked for.
-    costs = Costs(args.forward, args.backward / 2, args.backward / 2, args.hop)
-    try:
-        name, options = _schedule(parse_schedule(args.schedule, "--schedule"), args)
+        name, options = _schedule(parse_schedule(text, "--schedule"), args)
         return make_plan(name, args.pp, args.vpp, args.acc, options, args.blocking, costs=costs), costs
     except ValueError as error:
         raise CommandError(str(error)) from None
@@ -142,19 +115,16 @@ def headline(plan, args) -> str:
 
 
 def _write_files(args, plan, costs):
-    from . import picture, timeline, trace
+    from . import order_file, page, picture, timeline, trace
 
-    rows, title = timeline.from_plan(plan, costs), headline(plan, args)
+    title = headline(plan, args)
+    rows = timeline.from_plan(plan, costs)
     for path, write in (
         (args.png, lambda path: picture.save(path, {"plan": rows}, title, format="png")),
         (args.svg, lambda path: picture.save(path, {"plan": rows}, title, format="svg")),
         (args.trace, lambda path: trace.save(path, rows)),
+        (args.csv, lambda path: order_file.save(path, plan.orders)),
+        (args.html, lambda path: page.save(path, page.start_of(plan, costs))),
     ):
         if path:
-            try:
-                write(path)
-            except ImportError as error:
-                raise CommandError(str(error), 1) from None
-            except OSError as error:
-                raise CommandError(f"cannot write {path}: {error.strerror or error}", 1) from None
-            print(f"wrote {path}", file=sys.stderr)
+            arguments.write_file(path, write)

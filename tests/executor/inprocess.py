@@ -141,6 +141,9 @@ class Ticket:
     def done(self):
         return self.group.finished
 
+    def early(self):
+        return None
+
     def wait(self):
         world = self.group.world
         if not self.group.finished:

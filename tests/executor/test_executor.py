@@ -1,4 +1,6 @@
 """The real executor, on the real programs, under NCCL's rules."""
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +19,8 @@ class ToyStage:
         self.weights = [2 * (c * num_stages + rank) + 3 for c in range(num_chunks)]
         self.grads = [0] * num_chunks
         self.inputs, self.output_grads, self.loss, self.done = {}, {}, {}, []
-        self.held = self.most_held = 0
+        self.held = self.most_held = self.pairs = 0
+        self.random = random.Random(rank)
 
     def forward(self, chunk, i, x):
         x = i + 1 if chunk * self.p + self.rank == 0 else x
@@ -43,6 +46,21 @@ class ToyStage:
     def backward_weight(self, chunk, i):
         self.grads[chunk] += self.output_grads.pop((chunk, i)) * self.inputs.pop((chunk, i))
 
+    def overlapped(self, forward, backward, x, grad, comm):
+        """The two in any order that the protocol allows, picked anew each time."""
+        assert forward[1:] != backward[1:], "a pair's backward must not need its forward"
+        self.pairs += 1
+        if comm is None:
+            return self.forward(*forward[1:], x), self.backward(*backward[1:], grad)
+        made = {}
+        calls = {"F": lambda: self.forward(*forward[1:], x), "B": lambda: self.backward(*backward[1:], grad)}
+        for kind in self.random.sample("FB", 2):
+            comm.wait(kind)
+            made[kind] = calls[kind]()
+            if self.random.random() < 0.8:  # what the stage leaves out, the executor does after it
+                comm.start(kind, made[kind])
+        return made["F"], made["B"]
+
     def sent(self, transfer, payload):
         if transfer.kind == "F":
             self.held -= 1
@@ -67,12 +85,13 @@ def one_process(p, v, m):
     return losses, grads
 
 
-def train(plan, blocking, seed=0, programs=None):
+def train(plan, blocking, seed=0, overlap_pairs=False):
     p, v = plan.num_stages, plan.num_chunks
     stages = [ToyStage(r, p, v) for r in range(p)]
 
     def rank_main(rank, transport):
-        run(resolve((programs or plan.programs)[rank], rank, p, v), stages[rank], transport)
+        startup = plan.startups[rank] if plan.startups else None
+        run(resolve(plan.programs[rank], rank, p, v, startup), stages[rank], transport, overlap_pairs)
 
     World(p, blocking, seed).run(rank_main)
     return stages
@@ -110,6 +129,22 @@ def test_gradients_are_those_of_one_process(p, blocking):
         if stages == p:
             plan = make_plan(schedule, p, v, m, options, blocking)
             check(plan, train(plan, blocking))
+
+
+@pytest.mark.parametrize("blocking, overlap_pairs", ((True, False), (False, False), (False, True)))
+def test_pairs_of_the_steady_phase_run_together(blocking, overlap_pairs):
+    """As many pairs as steady steps, for every grouping and m >= p, also for p = 2."""
+    for p in (2, 3, 4):
+        for v in (1, 2, 3):
+            for m in range(p, 3 * p + 2):
+                for groups in ("first", "even"):
+                    plan = make_plan("VPP", p, v, m, {"groups": groups, "overlap": True}, blocking)
+                    stages = train(plan, blocking, seed=m, overlap_pairs=overlap_pairs)
+                    check(plan, stages)
+                    head = plan.groups[0]
+                    slope = 1 if v == 1 else 2
+                    for r, stage in enumerate(stages):
+                        assert stage.pairs == m * v - min(slope * (p - 1 - r) + (v - 1) * head + 1, m * v)
 
 
 @given(st.data())

@@ -226,6 +226,30 @@ def test_flags_of_newer_releases_can_be_set_in_schedule_mode():
     assert_same_bits(merged([found for _, found in results]), gradients(one.layers))
 
 
+# ---- a training run
+
+
+def train_the_example(folder):
+    """(losses of the run, exit status) of the example with --check."""
+    from paddle_vpp_ext.examples import train_gpt
+
+    losses, train = [], train_gpt.train
+    train_gpt.train = lambda *args: losses.extend(train(*args)) or losses
+    try:
+        size = ["--layers", str(P * V), "--width", "32", "--length", "32", "--acc", "6", "--steps", "4"]
+        return losses, train_gpt.main([*size, "--untied", "--check", "--out", folder])
+    finally:
+        train_gpt.train = train
+
+
+def test_the_example_trains_as_in_one_process(tmp_path, record_property):
+    results = run(train_the_example, str(tmp_path))
+    assert [status for _, status in results] == [0] * P
+    assert all(losses == results[0][0] for losses, _ in results)
+    assert results[0][0][-1] < results[0][0][0]
+    record_property("losses", results[0][0])  # ci/matrix.sh compares those of all releases
+
+
 # ---- answers as text
 
 

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Runs the tests on several releases of Paddle: bash ci/matrix.sh [versions…], all supported ones by default.
+# Each release gets an environment of its own under .matrix, reused by the next run. The pure part runs once, on the last one.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source ci/environment.sh
+
+releases=("$@")
+[ $# -gt 0 ] || releases=(2.6.2 3.0.0 3.1.1 3.2.2 3.3.1)
+pure=(schedule executor tools)
+
+# environment RELEASE: makes it, or reuses one that was completed from the same setup.py and Python, and enters it.
+environment() {
+    local folder=.matrix/$1 recipe
+    recipe="$("${PYTHON:-python3}" -V) $(cksum <setup.py)"
+    [ "$(cat "$folder/complete" 2>/dev/null)" = "$recipe" ] || rm -rf "$folder"
+    make_environment "$folder"
+    if [ ! -e "$folder/complete" ]; then
+        if ! pip install -q "paddlepaddle==$1" -e ".[cpu-$1,test]"; then
+            echo "could not install Paddle $1 for $(python -V): it has wheels for Python 3.9 to 3.12, from 3.0.0 on for 3.13 too; set PYTHON to another one" >&2
+            return 1
+        fi
+        echo "$recipe" >"$folder/complete"
+    fi
+}
+
+# tests RELEASE AREA: the release only names the report. A hang in a test ends by the test's own limits, one elsewhere here.
+tests() {
+    echo "---- Paddle $1: tests/$2"
+    timeout --kill-after=30 1200 python -m pytest -q "tests/$2" -o junit_family=xunit1 --junitxml ".matrix/reports/$1/$2.xml" || true
+}
+
+# apart COMMANDS: in a bash of its own, for the PATH and for set -e. What it leaves undone the report counts as failed.
+apart() {
+    bash -euo pipefail -c "$(declare -f environment make_environment tests); $1" || true
+}
+
+rm -rf .matrix/reports
+mkdir -p .matrix/reports
+for release in "${releases[@]}"; do
+    apart "environment $release; tests $release fleet"
+done
+apart "environment ${releases[-1]}; for area in ${pure[*]}; do tests any \$area; done"
+
+"${PYTHON:-python3}" ci/matrix_report.py .matrix "${releases[*]}" "${pure[*]}"
