@@ -22,7 +22,8 @@ extras = {
     "viz": ["matplotlib", "rich"],
     "test": ["pytest", "hypothesis", "matplotlib", "rich"],
 }
-extras.update({f"cpu-{release}": [f"paddlepaddle=={release}", *pins] for release, pins in PINS.items()})
+# cpu-262 and so on: no dots, which older pips do not find again.
+extras.update({f"cpu-{release.replace('.', '')}": [f"paddlepaddle=={release}", *pins] for release, pins in PINS.items()})
 
 setup(
     name="paddle_vpp_ext",

@@ -16,7 +16,7 @@ environment() {
     [ "$(cat "$folder/complete" 2>/dev/null)" = "$recipe" ] || rm -rf "$folder"
     make_environment "$folder"
     if [ ! -e "$folder/complete" ]; then
-        if ! pip install -q "paddlepaddle==$1" -e ".[cpu-$1,test]"; then
+        if ! pip install -q "paddlepaddle==$1" -e ".[cpu-${1//./},test]"; then
             echo "could not install Paddle $1 for $(python -V): it has wheels for Python 3.9 to 3.12, from 3.0.0 on for 3.13 too; set PYTHON to another one" >&2
             return 1
         fi

@@ -24,3 +24,12 @@ def register_schedule(name, function) -> None:
     from .schedule.registry import register_schedule
 
     register_schedule(name, function)
+
+
+def __getattr__(name):
+    # On demand: these need Paddle, the schedules and the command line do not.
+    if name in ("OverlapMixin", "CommunicationNode"):
+        from .fleet import overlap
+
+        return getattr(overlap, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

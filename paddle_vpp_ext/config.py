@@ -1,6 +1,6 @@
 """Options: everything a user sets, read from three places and checked into one value.
 
-In order of precedence: the environment variable PADDLE_VPP_SCHEDULE,
+In order of precedence: the environment variables PADDLE_VPP_SCHEDULE and PADDLE_VPP_TRACE,
 ``strategy.pipeline_configs["schedule_mode"]``, and the flags of
 ``strategy.hybrid_configs["pp_configs"]``.
 """
@@ -11,6 +11,7 @@ from typing import Mapping, NamedTuple
 from .schedule.registry import SCHEDULES, read_switch
 
 ENVIRONMENT = "PADDLE_VPP_SCHEDULE"
+TRACE_ENVIRONMENT = "PADDLE_VPP_TRACE"
 
 # Paddle's default value of schedule_mode; dygraph ignores it, to us it is "no wish".
 BY_RULE = "1F1B"
@@ -28,9 +29,16 @@ def read_seconds(text: str) -> float:
     return seconds
 
 
+def read_folder(text: str) -> str:
+    """A folder, which need not exist."""
+    if not text:
+        raise ValueError("there is no folder")
+    return text
+
+
 # Options of the engine rather than of a schedule: any NAME takes them. Two are Paddle's flags under
 # their own names, for the releases that have no such flags; here they win.
-COMMON_KEYS = {"timeout": read_seconds, "overlap_p2p_comm": read_switch, "enable_dynamic_shape": read_switch}
+COMMON_KEYS = {"timeout": read_seconds, "overlap_p2p_comm": read_switch, "enable_dynamic_shape": read_switch, "trace": read_folder}
 
 
 class Choice(NamedTuple):
@@ -80,14 +88,18 @@ def parse_schedule(text: str, source: str = "schedule_mode") -> Choice:
 class Options:
     """One engine's options.
 
-    ``schedule``: the user's choice. ``overlap_p2p``: transfers run beside computation.
-    ``timeout``: seconds that a wait for another rank may take.
+    ``schedule``: the user's choice. ``overlap_p2p``: transfers run beside computation. ``overlap_pairs``:
+    Paddle's flag for forward-backward overlap.
+    ``timeout``: seconds that a wait for another rank may take. ``trace``: the folder into which each
+    step is recorded, or empty.
     """
 
     schedule: Choice = Choice(BY_RULE)
     overlap_p2p: bool = False
+    overlap_pairs: bool = False
     dynamic_shape: bool = False
     timeout: float = 600.0
+    trace: str = ""
 
 
 def read_options(pipeline_configs: Mapping, pp_configs, environment: Mapping = os.environ) -> Options:
@@ -103,6 +115,8 @@ def read_options(pipeline_configs: Mapping, pp_configs, environment: Mapping = o
     return Options(
         schedule=choice,
         overlap_p2p=choice.engine.get("overlap_p2p_comm", flag("overlap_p2p_comm")),
+        overlap_pairs=flag("forward_backward_overlap_scheduler"),
         dynamic_shape=choice.engine.get("enable_dynamic_shape", flag("enable_dynamic_shape")),
         timeout=choice.engine.get("timeout", Options.timeout),
+        trace=environment.get(TRACE_ENVIRONMENT) or choice.engine.get("trace", ""),
     )

@@ -94,7 +94,7 @@ def resolve(program: Program, rank: int, num_stages: int, num_chunks: int, start
     steps, count = [], 0
     for instruction in program:
         if type(instruction) is not Action:
-            if steps and type(steps[-1]) is Pair:
+            if steps and type(steps[-1]) is Pair and steps[-1].exchange is NO_EXCHANGE:
                 steps[-1] = steps[-1]._replace(exchange=instruction)
             else:
                 steps.append(instruction)

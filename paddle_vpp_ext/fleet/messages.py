@@ -6,7 +6,7 @@ and holds for the others; the gradients that come back have the shapes and dtype
 the tensors that need one, so they need no header.
 """
 import json
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 import paddle
@@ -154,12 +154,18 @@ class Boundaries:
         else:
             self._current[transfer.part] = signature
 
-    def gradient_specs(self, gradient: Transfer) -> List[TensorSpec]:
-        """The tensors of a gradient: those of the activation at the same boundary that need one."""
-        part = gradient.part - 1
-        if self.dynamic:
-            return self._per_micro_batch[part, gradient.micro_batch].gradient_specs
-        return self._current[part].gradient_specs
+    def empty_message(self, transfer: Transfer) -> Optional["Message"]:
+        """Tensors to receive ``transfer`` into; None where its header has yet to say which."""
+        if transfer.kind == "F":
+            signature = self.expected(transfer)
+            return signature and (signature, [spec.empty() for spec in signature.specs])
+        part, boundaries = transfer.part - 1, self._current
+        signature = self._per_micro_batch.get((part, transfer.micro_batch)) if self.dynamic else boundaries.get(part)
+        return signature and [spec.empty() for spec in signature.gradient_specs]
+
+
+# What arrives: (signature, tensors) of an activation, the tensors of a gradient.
+Message = Union[Tuple[Signature, List[paddle.Tensor]], List[paddle.Tensor]]
 
 
 class Payload(NamedTuple):
@@ -179,26 +185,17 @@ def send_message(send, tensors: List[paddle.Tensor], header: Optional[Signature]
         send(tensor)
 
 
-def receive_message(receive, boundaries: Boundaries, transfer: Transfer):
-    """The message of ``transfer``, with ``receive(tensor)`` filling a tensor.
-
-    An activation comes as (signature, tensors), a gradient as its tensors.
-    """
-    if transfer.kind == "B":
-        return _filled(receive, boundaries.gradient_specs(transfer))
-    signature = boundaries.expected(transfer)
-    if signature is None:
+def receive_message(receive, boundaries: Boundaries, transfer: Transfer, message: Optional[Message] = None) -> Message:
+    """The message of ``transfer``, with ``receive(tensor)`` filling a tensor; into ``message`` if that is there already."""
+    if message is None:
+        message = boundaries.empty_message(transfer)
+    if message is None:
         size = paddle.zeros([1], dtype="int64")
         receive(size)
         data = paddle.zeros([int(size.item())], dtype="uint8")
         receive(data)
-        signature = Signature.decode(data.numpy())
-        boundaries.learn(transfer, signature)
-    return signature, _filled(receive, signature.specs)
-
-
-def _filled(receive, specs):
-    tensors = [spec.empty() for spec in specs]
-    for tensor in tensors:
+        boundaries.learn(transfer, Signature.decode(data.numpy()))
+        message = boundaries.empty_message(transfer)
+    for tensor in message if isinstance(message, list) else message[1]:
         receive(tensor)
-    return tensors
+    return message

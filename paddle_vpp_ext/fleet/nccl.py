@@ -1,6 +1,6 @@
 """The transport on GPUs: Paddle's public P2POp and batch_isend_irecv."""
 import json
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 import paddle
@@ -8,20 +8,22 @@ import paddle.distributed as dist
 
 from ..executor import Pending
 from ..schedule.flow import Transfer
-from .messages import Boundaries, receive_message, send_message
+from .messages import Boundaries, Payload, receive_message, send_message
 
 
 class NcclTransport:
     """Each exchange is one grouped call on the pipeline group.
 
-    ``overlap``: the computation goes on beside it, and waits for it on the device when it needs
-    what comes; else the device waits at once. The host never waits, but for headers.
+    With two ``groups``, for activations (F) and for gradients (B), exchanges run beside the
+    computation, one grouped call for each kind: the device waits for what comes when it needs it.
+    With one it waits at once. The host never waits, but for headers.
     """
 
-    def __init__(self, ranks: Sequence[int], stage: int, group, boundaries: Boundaries, overlap: bool):
-        self._ranks, self._stage, self._group = list(ranks), stage, group
-        self._boundaries, self._overlap = boundaries, overlap
-        self.blocking = not overlap
+    def __init__(self, ranks: Sequence[int], stage: int, groups: Dict[str, Any], boundaries: Boundaries):
+        self._ranks, self._stage, self._groups = list(ranks), stage, groups
+        self._boundaries = boundaries
+        self._overlap = groups["F"] is not groups["B"]
+        self.blocking = not self._overlap
         self._with_headers = False
 
     def begin(self, with_headers: bool) -> None:
@@ -42,62 +44,71 @@ class NcclTransport:
 
     def _all_gather(self, array):
         everybody = []
-        dist.all_gather(everybody, paddle.to_tensor(array), group=self._group)
+        dist.all_gather(everybody, paddle.to_tensor(array), group=self._groups["F"])
         return [tensor.numpy() for tensor in everybody]
 
-    def exchange(self, sends: Sequence[Tuple[Transfer, object]], receives: Sequence[Transfer]) -> Pending:
+    def exchange(self, sends: Sequence[Tuple[Transfer, Payload]], receives: Sequence[Transfer]) -> Pending:
         if self._with_headers:
             return self._one_message(sends, receives)
-        operations, values = [], []
+        kinds = {kind: [] for kind in "FB"} if self._overlap else dict.fromkeys("FB", [])
+        values = []
         for transfer, payload in sends:
             for tensor in payload.tensors:
-                operations.append(self._operation(dist.isend, tensor.contiguous(), transfer.to_part))
+                kinds[transfer.kind].append(self._operation(dist.isend, tensor.contiguous(), transfer.kind, transfer.to_part))
         for transfer in receives:
-            signature, specs = self._expected(transfer)
-            tensors = [spec.empty() for spec in specs]
-            operations += [self._operation(dist.irecv, tensor, transfer.part) for tensor in tensors]
-            values.append((signature, tensors) if signature else tensors)
-        tasks = dist.batch_isend_irecv(operations) if operations else []
-        # What is sent may be a contiguous copy: the tickets keep it until the exchange is done.
+            message = self._boundaries.empty_message(transfer)
+            tensors = message if transfer.kind == "B" else message[1]
+            kinds[transfer.kind] += [self._operation(dist.irecv, tensor, transfer.kind, transfer.part) for tensor in tensors]
+            values.append(message)
+        calls = {id(operations): _Call(operations) for operations in kinds.values()}
+        call_of = lambda transfer: calls[id(kinds[transfer.kind])]
         return Pending(
-            [_Ticket(tasks, None, operations) for _ in sends], [_Ticket(tasks, value, operations) for value in values]
+            [_Ticket(call_of(transfer), None) for transfer, _ in sends],
+            [_Ticket(call_of(transfer), value) for transfer, value in zip(receives, values)],
         )
-
-    def _expected(self, transfer):
-        if transfer.kind == "B":
-            return None, self._boundaries.gradient_specs(transfer)
-        signature = self._boundaries.expected(transfer)
-        return signature, signature.specs
 
     def _one_message(self, sends, receives):
         assert len(sends) + len(receives) == 1, "with headers an exchange holds one transfer"
         for transfer, payload in sends:
-            send_message(lambda tensor: self._now(dist.isend, tensor, transfer.to_part), payload.tensors, payload.header)
-            return Pending([_Ticket((), None, ())], [])
+            send_message(lambda tensor: self._now(dist.isend, tensor, transfer.kind, transfer.to_part), payload.tensors, payload.header)
+            return Pending([_Ticket(_Call([]), None)], [])
         transfer = receives[0]
-        value = receive_message(lambda tensor: self._now(dist.irecv, tensor, transfer.part), self._boundaries, transfer)
-        return Pending([], [_Ticket((), value, ())])
+        receive = lambda tensor: self._now(dist.irecv, tensor, transfer.kind, transfer.part)
+        return Pending([], [_Ticket(_Call([]), receive_message(receive, self._boundaries, transfer))])
 
-    def _now(self, function, tensor, part):
-        for task in dist.batch_isend_irecv([self._operation(function, tensor.contiguous(), part)]):
-            task.wait()
+    def _now(self, function, tensor, kind, part):
+        _Call([self._operation(function, tensor.contiguous(), kind, part)]).wait()
 
-    def _operation(self, function, tensor, part):
-        return dist.P2POp(function, tensor, self._ranks[part % len(self._ranks)], self._group)
+    def _operation(self, function, tensor, kind, part):
+        return dist.P2POp(function, tensor, self._ranks[part % len(self._ranks)], self._groups[kind])
 
 
-class _Ticket:
-    """A grouped call under way; ``wait`` makes the device's computation wait for it, not the host."""
+class _Call:
+    """A grouped call under way. It keeps what is sent, maybe a contiguous copy, until it is done."""
 
-    def __init__(self, tasks, value, keeps):
-        self._tasks, self._value, self._keeps = tasks, value, keeps
+    def __init__(self, operations):
+        self._operations = operations
+        self._tasks = dist.batch_isend_irecv(operations) if operations else []
 
     def wait(self):
         for task in self._tasks:
             task.wait()
-        self._tasks, self._keeps = (), ()
-        value, self._value = self._value, None
-        return value
+        self._tasks, self._operations = [], []
 
     def done(self):
         return all(task.is_completed() for task in self._tasks)
+
+
+class _Ticket:
+    """One transfer of a call; ``wait`` makes the device's computation wait for it, not the host."""
+
+    def __init__(self, call, value):
+        self._call, self._value = call, value
+        self.done = call.done
+
+    def wait(self):
+        self._call.wait()
+        return self._value
+
+    def early(self):
+        return self._value

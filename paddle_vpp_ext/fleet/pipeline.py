@@ -9,7 +9,9 @@ from paddle.distributed.fleet.meta_parallel.pipeline_parallel import PipelinePar
 
 from ..config import BY_RULE, Options, read_options
 from ..executor import resolve, run
+from ..log import logger
 from ..schedule.plan import Plan, make_plan
+from ..schedule.registry import SCHEDULES
 from ..schedule.select import select
 from . import cpu, versions
 from .agreement import check_agreement
@@ -17,7 +19,9 @@ from .data import MicroBatches, shapes_of
 from .failure import FailureBoard, PeerFailed
 from .messages import Boundaries, dtype_name
 from .recording import RecordingStage
+from .overlapped_stage import OverlappedStage
 from .stage import PipelineStage
+from .trace_file import record_steps
 
 
 class _Step(NamedTuple):
@@ -48,8 +52,11 @@ class _PlannedPipeline:
         self._attempts = 0
         self._connect()
         self._agree_on_setup()
-        self._stage = PipelineStage(self, self._boundaries)
+        self._overlap_pairs = self._pairs_overlap()
+        self._stage = (OverlappedStage if self._overlap_pairs else PipelineStage)(self, self._boundaries)
         self.plan()  # a schedule that cannot run is an error now
+        if options.trace:
+            record_steps(self, options.trace)
 
     def _connect(self):
         """Makes the transport; all ranks together, at first and after a step that failed."""
@@ -64,9 +71,16 @@ class _PlannedPipeline:
         else:
             from .nccl import NcclTransport
 
-            self._transport = NcclTransport(
-                self._ranks, self.stage_id, self.pp_group, self._boundaries, self.options.overlap_p2p
-            )
+            groups = {"F": self.pp_group, "B": self._second_group() if self.options.overlap_p2p else self.pp_group}
+            self._transport = NcclTransport(self._ranks, self.stage_id, groups, self._boundaries)
+
+    def _second_group(self):
+        """A second communicator of this pipeline; every process of the job takes part in making those of all pipelines."""
+        for ranks in self._hcg.topology().get_comm_list("pipe"):
+            group = paddle.distributed.new_group(ranks)
+            if self.global_rank in ranks:
+                mine = group
+        return mine
 
     def _agree_on_setup(self):
         from .. import __version__
@@ -76,7 +90,10 @@ class _PlannedPipeline:
             "num_virtual_pipeline_stages": self._num_chunks,
             "accumulate_steps": self.accumulate_steps,
             "schedule": self.schedule_text,
-            "options": [self.options.overlap_p2p, self.options.dynamic_shape, self._delay_scale_loss],
+            "options": [
+                self.options.overlap_p2p, self.options.overlap_pairs, self.options.dynamic_shape, self._delay_scale_loss
+            ],
+            "trace": bool(self.options.trace),
             "paddle_vpp_ext": __version__,
             "paddle": paddle.__version__,
         }
@@ -90,25 +107,57 @@ class _PlannedPipeline:
         choice = self.options.schedule
         return self.default_schedule if choice.name == BY_RULE and not choice.options else choice.text
 
+    @property
+    def _schedule(self) -> str:
+        name = self.options.schedule.name
+        return self.default_schedule if name == BY_RULE else name
+
+    def _pairs_overlap(self) -> bool:
+        """Whether steady forwards and backwards go to the model's ``overlapped_forward_backward``.
+
+        ``overlap=on`` demands it: ValueError where it cannot be. With Paddle's flag a warning says why it is not.
+        """
+        asked = self.options.schedule.options.get("overlap")
+        if not (self.options.overlap_pairs if asked is None else asked):
+            return False
+        why_not = None
+        if "overlap" not in SCHEDULES[self._schedule].keys:
+            why_not = f"{self._schedule} has no forwards and backwards in turn"
+        elif not hasattr(type(self._layers), "overlapped_forward_backward"):
+            why_not = (
+                f"{type(self._layers).__name__} has no overlapped_forward_backward; derive it from paddle_vpp_ext.OverlapMixin"
+            )
+        elif self._layers._recompute_interval > 0:
+            why_not = "its layers are recomputed; set recompute_interval to 0"
+        if why_not and asked and "overlap" in SCHEDULES[self._schedule].keys:
+            raise ValueError(f"{self.schedule_text}: this model cannot overlap forward and backward: {why_not}")
+        if why_not:
+            logger.warning(f"forward-backward overlap has no effect: {why_not}")
+        return not why_not
+
     def plan(self, training: bool = True) -> Plan:
         """The verified plan for the present ``accumulate_steps``, made once for each."""
         key = self.accumulate_steps, training
         if key not in self._plans:
-            choice = self.options.schedule
-            name = self.default_schedule if choice.name == BY_RULE else choice.name
-            options = choice.options if name != "FthenB" else {}
+            # With the rule's options, a schedule of the rule's choice takes those that it has.
+            keys = SCHEDULES[self._schedule].keys
+            options = {key: value for key, value in self.options.schedule.options.items() if key in keys}
+            options.pop("overlap", None)
+            if self._overlap_pairs and training:
+                options["overlap"] = True
             blocking = not cpu.is_cpu_only() and not self.options.overlap_p2p
             self._plans[key] = make_plan(
-                name, self.num_stages, self._num_chunks, self.accumulate_steps, options, blocking, not training
+                self._schedule, self.num_stages, self._num_chunks, self.accumulate_steps, options, blocking, not training
             )
         return self._plans[key]
 
     def _resolved(self, training, with_headers):
         key = self.accumulate_steps, training, with_headers
         if key not in self._steps:
-            plan = self.plan(training)
+            plan, rank = self.plan(training), self.stage_id
             programs = plan.serial_programs if with_headers and not cpu.is_cpu_only() else plan.programs
-            self._steps[key] = resolve(programs[self.stage_id], self.stage_id, self.num_stages, self._num_chunks)
+            startup = plan.startups[rank] if plan.startups else None
+            self._steps[key] = resolve(programs[rank], rank, self.num_stages, self._num_chunks, startup)
         return self._steps[key]
 
     def _get_virtual_pp_rank(self, micro_step, forward):
@@ -178,7 +227,8 @@ class _PlannedPipeline:
             self._transport.begin(with_headers)
             self.begin_hooks()
             with paddle.set_grad_enabled(step.training):
-                run(self._resolved(step.training, with_headers), self._stage, self._transport)
+                overlap_transfers = self.options.overlap_p2p and not self._transport.blocking
+                run(self._resolved(step.training, with_headers), self._stage, self._transport, overlap_transfers)
             self.set_virtual_pipeline_rank(0)
             result = self._timed("broadcast_final_loss", lambda: self._share_losses(step))
             if step.training:

@@ -71,6 +71,7 @@ def _wrap(paddles_class, layers, hcg, strategy):
 
 
 def _paddles_own(paddles_class, layers, hcg, strategy):
+    versions.check_paddles_own(layers)
     model = paddles_class(layers, hcg, strategy=strategy)
     if cpu.is_cpu_only():
         from .channels import Channels

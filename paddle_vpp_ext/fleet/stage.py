@@ -58,47 +58,30 @@ class PipelineStage:
     # ---- what the executor calls
 
     def forward(self, chunk: int, micro_batch: int, message: Optional[Tuple[Signature, List[paddle.Tensor]]]) -> Any:
-        part = chunk * self._p + self._rank
-        self._engine.set_virtual_pipeline_rank(chunk)
-        self._engine.before_forward(self._count["F"])
-        if part == 0:
-            leaves, value = [], self._batches.inputs(micro_batch)
-            self._batches.drop(micro_batch)
-        else:
-            leaves, value = self._take(*message)
-        self._call_back("FORWARD_BEGIN", "F", input_tensor=value)
+        value, leaves = self._begin_forward(chunk, micro_batch, message)
         output = self._layers.forward(value, chunk_id=chunk if self._num_chunks > 1 else None)
-        self._call_back("FORWARD_END", "F", input_tensor=value, output_tensor=output)
-        if part == self._last_part:
-            payload, roots = None, self._finish(micro_batch, output)
-            output = roots[0] if roots else None
+        self._end_forward(chunk, value, output)
+        if self._part(chunk) == self._last_part:
+            root, payload = self._finish(micro_batch, output), None
+            roots, output = ([root], root) if root is not None else ([], None)
         else:
-            payload, roots = self._pack(chunk, part, micro_batch, output)
-        if part in (0, self._last_part):
-            self._engine.micro_batch_id += 1
+            payload = self._pack(chunk, micro_batch, output)
+            roots = [tensor for tensor in payload.tensors if not tensor.stop_gradient]
         if self._training:
-            self._held[chunk, micro_batch] = Held(leaves, roots, (value, output) if self._observed else (None, None))
-        self._engine.after_forward(self._count["F"])
-        self._count["F"] += 1
+            self._held[chunk, micro_batch] = Held(leaves, roots, self._seen(value, output))
+        self._engine.after_forward(self._count["F"] - 1)
         return payload
 
     def backward(self, chunk: int, micro_batch: int, grads: Optional[List[paddle.Tensor]]) -> Payload:
-        self._engine.set_virtual_pipeline_rank(chunk)
-        self._engine.before_backward(self._count["B"])
-        leaves, roots, (value, output) = self._held.pop((chunk, micro_batch))
-        seen = dict(input_tensor=value, output_tensor=output, output_tensor_grad=_in_form_of(output, grads))
+        leaves, roots, seen = self._begin_backward(chunk, micro_batch, grads)
         with paddle.amp.auto_cast(enable=False):
-            self._call_back("BACKWARD_BEGIN", "B", **seen)
             if roots and grads is None:
                 self._backward_from_loss(roots[0])
             elif roots:
                 paddle.autograd.backward(tensors=roots, grad_tensors=grads)
-            # A gradient that nothing asked for is zero: the other end waits for all that it needs.
-            input_grads = [paddle.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
-            self._call_back("BACKWARD_END", "B", input_tensor_grad=_in_form_of(value, input_grads), **seen)
-        self._engine.after_backward(self._count["B"])
-        self._count["B"] += 1
-        return Payload(input_grads)
+        # A gradient that nothing asked for is zero: the other end waits for all that it needs.
+        input_grads = [paddle.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+        return self._end_backward(seen, grads, input_grads)
 
     def backward_input(self, chunk, micro_batch, grads):
         raise NotImplementedError("split backward")
@@ -118,7 +101,55 @@ class PipelineStage:
     def chunk_done(self, chunk: int) -> None:
         self._engine.chunk_gradients_final(chunk)
 
-    # ---- parts of a forward
+    # ---- parts of a forward and of a backward
+
+    def _begin_forward(self, chunk, micro_batch, message):
+        """The value that the chunk's forward gets, and the received tensors that need a gradient."""
+        self._engine.set_virtual_pipeline_rank(chunk)
+        self._engine.before_forward(self._count["F"])
+        if message is None:
+            value, leaves = self._batches.inputs(micro_batch), []
+            self._batches.drop(micro_batch)
+        else:
+            leaves, value = self._take(*message)
+        self._call_back("FORWARD_BEGIN", "F", input_tensor=value)
+        return value, leaves
+
+    def _end_forward(self, chunk, value, output):
+        self._engine.set_virtual_pipeline_rank(chunk)
+        self._call_back("FORWARD_END", "F", input_tensor=value, output_tensor=output)
+        self._count["F"] += 1
+        if self._part(chunk) in (0, self._last_part):
+            self._engine.micro_batch_id += 1
+
+    def _part(self, chunk):
+        return chunk * self._p + self._rank
+
+    def _begin_backward(self, chunk, micro_batch, grads):
+        """What the forward has left."""
+        self._engine.set_virtual_pipeline_rank(chunk)
+        self._engine.before_backward(self._count["B"])
+        held = self._held.pop((chunk, micro_batch))
+        value, output = held.seen
+        self._call_back(
+            "BACKWARD_BEGIN", "B", input_tensor=value, output_tensor=output, output_tensor_grad=_in_form_of(output, grads)
+        )
+        return held
+
+    def _end_backward(self, seen, grads, input_grads) -> Payload:
+        """What goes to the part before."""
+        value, output = seen
+        self._call_back(
+            "BACKWARD_END", "B", input_tensor=value, output_tensor=output,
+            output_tensor_grad=_in_form_of(output, grads), input_tensor_grad=_in_form_of(value, input_grads),
+        )
+        self._engine.after_backward(self._count["B"])
+        self._count["B"] += 1
+        return Payload(input_grads)
+
+    def _seen(self, value, output):
+        """What callbacks of the backward get; held only if there are any."""
+        return (value, output) if self._observed else (None, None)
 
     def _take(self, signature: Signature, tensors: List[paddle.Tensor]):
         """The leaves that received tensors become, and the value that the chunk's forward gets."""
@@ -132,34 +163,48 @@ class PipelineStage:
             given.append(tensor)
         return leaves, unflatten(signature.form, given)
 
-    def _pack(self, chunk, part, micro_batch, output):
-        """(payload, roots) of an output that goes to the next part."""
+    def _pack(self, chunk, micro_batch, output) -> Payload:
+        """The message of an output that goes to the next part."""
+        part = self._part(chunk)
         form, tensors = flatten(output, f"the output of part {part} of the model ({self._name_of(chunk)})")
         signature = Signature(form, tuple(map(spec_of, tensors)))
         is_new = self._boundaries.announce(Transfer("F", part, micro_batch), signature)
-        return Payload(tensors, signature if is_new else None), [t for t in tensors if not t.stop_gradient]
+        return Payload(tensors, signature if is_new else None)
 
-    def _finish(self, micro_batch, output) -> List[paddle.Tensor]:
-        """On the last part: the losses, or without one the output itself. Returns the root of the backward."""
+    def _finish(self, micro_batch, output) -> Optional[paddle.Tensor]:
+        """On the last part: the losses, or without one the output itself. Returns the root of the backward, if any."""
         if not self._compute_loss:
             self._outputs[micro_batch] = output
-            return []
-        labels = self._batches.labels(micro_batch)
-        functions = versions.loss_functions(self._layers)
-        self._losses = self._losses or [{} for _ in functions]
-        engine, root = self._engine, None
-        for k, function in enumerate(functions):
-            loss = function(output, labels)
-            if not isinstance(loss, paddle.Tensor):
-                raise TypeError(f"loss function {k} gave a {type(loss).__name__}, not a tensor")
-            with paddle.amp.auto_cast(enable=False):
-                if engine.accumulate_steps > 1 and not engine._delay_scale_loss:
-                    loss = loss / engine.accumulate_steps
-            self._losses[k][micro_batch] = loss.detach()
+            return None
+        labels = self._take_labels(micro_batch)
+        root = None
+        for k, function in enumerate(versions.loss_functions(self._layers)):
+            loss = self._scaled(function(output, labels), k)
+            self._keep_loss(k, micro_batch, loss)
             if k == self._loss_fn_idx:
                 root = loss
+        return root if self._training and not root.stop_gradient else None
+
+    def _take_labels(self, micro_batch):
+        labels = self._batches.labels(micro_batch)
         self._batches.drop(micro_batch)
-        return [root] if self._training and not root.stop_gradient else []
+        return labels
+
+    def _scaled(self, loss, k):
+        if not isinstance(loss, paddle.Tensor):
+            raise TypeError(f"loss function {k} gave a {type(loss).__name__}, not a tensor")
+        scale = self._loss_scale()
+        with paddle.amp.auto_cast(enable=False):
+            return loss / scale if scale else loss
+
+    def _loss_scale(self):
+        """By what a micro-batch's loss is divided; None: by nothing."""
+        m = self._engine.accumulate_steps
+        return m if m > 1 and not self._engine._delay_scale_loss else None
+
+    def _keep_loss(self, k, micro_batch, loss):
+        self._losses = self._losses or [{} for _ in versions.loss_functions(self._layers)]
+        self._losses[k][micro_batch] = loss.detach()
 
     def _backward_from_loss(self, loss):
         scale = versions.align_mode_scale()

@@ -42,10 +42,12 @@ class ChannelTransport:
         return self._waiting(self._channels.send(transfer.to_part % self._num_stages, transfer.kind, job))
 
     def _receive(self, transfer):
-        def job(receive):
-            return receive_message(receive, self._boundaries, transfer)
+        early = self._boundaries.empty_message(transfer)
 
-        return self._waiting(self._channels.receive(transfer.part % self._num_stages, transfer.kind, job))
+        def job(receive):
+            return receive_message(receive, self._boundaries, transfer, early)
+
+        return self._waiting(self._channels.receive(transfer.part % self._num_stages, transfer.kind, job), early)
 
     def gather(self, value: Any) -> List[Any]:
         """Everybody's ``value`` (plain data that JSON can hold), in the order of the stages.
@@ -82,17 +84,20 @@ class ChannelTransport:
 
         return self._waiting(self._channels.receive(peer, kind, job)).wait()
 
-    def _waiting(self, ticket):
-        return _Watched(ticket, self._board, self._timeout)
+    def _waiting(self, ticket, early=None):
+        return _Watched(ticket, early, self._board, self._timeout)
 
 
 class _Watched:
     """A channel's ticket with the transport's limits."""
 
-    __slots__ = ("_ticket", "_board", "_timeout", "done")
+    __slots__ = ("_ticket", "_early", "_board", "_timeout", "done")
 
-    def __init__(self, ticket: Ticket, board: FailureBoard, timeout: float):
-        self._ticket, self._board, self._timeout, self.done = ticket, board, timeout, ticket.done
+    def __init__(self, ticket: Ticket, early: Any, board: FailureBoard, timeout: float):
+        self._ticket, self._early, self._board, self._timeout, self.done = ticket, early, board, timeout, ticket.done
+
+    def early(self):
+        return self._early
 
     def wait(self):
         try:

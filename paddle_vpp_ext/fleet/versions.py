@@ -57,6 +57,15 @@ def loss_functions(layers):
     return list(functions) if isinstance(functions, (list, tuple)) else [functions]
 
 
+def check_paddles_own(layers):
+    """ValueError for a model that this release's own engines cannot train: one with a list of loss functions, before 3.0."""
+    if isinstance(layers._loss_fn, (list, tuple)) and not total_loss_is_list():
+        raise ValueError(
+            "this Paddle's own pipeline engines take one loss function, not a list; those of paddle_vpp_ext take a list, "
+            "with any schedule_mode but paddle"
+        )
+
+
 def total_loss_is_list():
     """Whether an engine's ``total_loss`` is a list per loss function (3.0 on) or one tensor (2.6)."""
     return hasattr(pipeline_module(), "PipelineParallelMicroStepLocations")
@@ -85,7 +94,7 @@ def align_mode_scale():
 def view_of(tensor):
     """A view of all of a tensor, a node of its own in the graph.
 
-    ``Tensor.view`` has no backward on 2.6, and up to 3.2 none that allows a change in place; an identity transpose
+    ``Tensor.view`` has no backward on 2.6, and on 3.0 none that allows a change in place; an identity transpose
     works in all releases. Without amp, which would cast it; without elements, where 2.6 crashes, the tensor itself.
     """
     import paddle
@@ -122,3 +131,19 @@ def default_store():
 def scale_buffer_grads(buffer):
     """Ends a fused gradient buffer's step (named ``scale_and_split_grads`` in 2.6)."""
     (getattr(buffer, "scale_grads", None) or buffer.scale_and_split_grads)()
+
+
+def schedule_node_class():
+    """Paddle's ScheduleNode (3.1 on), so that ours can stand where it is asked for; before, a class with its constructor."""
+    try:
+        from paddle.distributed.fleet.meta_parallel.pp_utils.forward_backward_overlap_utils import ScheduleNode
+
+        return ScheduleNode
+    except ImportError:
+        return _Node
+
+
+class _Node:
+    def __init__(self, fwd_func, name=""):
+        self.name = name
+        self.fwd_func = fwd_func

@@ -86,13 +86,15 @@ def register_own(args) -> list:
     """Makes the schedules of ``--schedule-file`` known and returns their names."""
     from ..schedule.registry import SCHEDULES
 
-    before = set(SCHEDULES)
+    names = []
     for source in args.schedule_file:
-        count = len(SCHEDULES)
+        before = dict(SCHEDULES)
         _load(source)
-        if len(SCHEDULES) == count:
+        new = [name for name, schedule in SCHEDULES.items() if before.get(name) is not schedule]
+        if not new:
             raise CommandError(f"{source} registers no schedule: it has to call paddle_vpp_ext.register_schedule(name, function)")
-    return [name for name in SCHEDULES if name not in before]
+        names += new
+    return names
 
 
 def _load(source):
@@ -112,7 +114,7 @@ def _load(source):
             raise CommandError(f"--schedule-file {source} is neither FILE.py nor MODULE:FUNCTION")
     except CommandError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CommandError(f"{source} failed with {type(error).__name__}: {error}") from None
 
 

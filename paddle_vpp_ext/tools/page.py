@@ -6,11 +6,16 @@ user's schedule for one, go into it as they are.
 import json
 from pathlib import Path
 
+from ..config import parse_schedule
 from ..schedule.costs import Costs
-from ..schedule.plan import Plan
+from ..schedule.plan import Plan, make_plan
 from . import palette
+from .compare_command import VARIANTS
 
 PARTS = Path(__file__).with_name("html")
+
+# What html/planner.js can plan, besides 1F1B with a whole stage in one chunk.
+PAGE_SCHEDULES = [*VARIANTS["VPP"], "FthenB"]
 
 
 def start_of(plan: Plan, costs: Costs) -> dict:
@@ -33,21 +38,12 @@ def start_of(plan: Plan, costs: Costs) -> dict:
 
 def _name_in_page(plan):
     """The page's own name of a plan's orders, or None."""
-    from ..schedule.plan import make_plan
-    from .compare_command import VARIANTS
-
-    for text, name, options in _page_schedules(VARIANTS["VPP"]):
-        if plan.orders == make_plan(name, plan.num_stages, plan.num_chunks, plan.accumulate_steps, options).orders:
+    numbers = plan.num_stages, plan.num_chunks, plan.accumulate_steps
+    for text in PAGE_SCHEDULES:
+        choice = parse_schedule(text)
+        if plan.orders == make_plan(choice.name, *numbers, choice.options).orders:
             return text
     return None
-
-
-def _page_schedules(variants):
-    from ..config import parse_schedule
-
-    for text in [*variants, "FthenB"]:
-        choice = parse_schedule(text)
-        yield text, choice.name, choice.options
 
 
 def html(start: dict) -> str:

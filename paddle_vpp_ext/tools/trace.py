@@ -1,6 +1,6 @@
 """Rows as a Chrome trace, for Perfetto (ui.perfetto.dev) and chrome://tracing."""
 import json
-from typing import List
+from typing import List, Sequence
 
 from .palette import NAMES
 from .timeline import Rows, to_rows
@@ -19,13 +19,7 @@ def events(rows: Rows, unit_us: float = 1000.0, process: str = "pipeline") -> Li
         named.append({**track, "name": "thread_sort_index", "args": {"sort_index": rank}})
     return named + [
         {
-            "ph": "X",
-            "name": str(block.action),
-            "cat": NAMES[block.kind],
-            "pid": 0,
-            "tid": block.rank,
-            "ts": block.start * unit_us,
-            "dur": (block.end - block.start) * unit_us,
+            **event(str(block.action), NAMES[block.kind], block.rank, block.start * unit_us, block.end * unit_us),
             "cname": COLOURS[block.kind],
             "args": {"chunk": block.chunk, "micro_batch": block.micro_batch},
         }
@@ -33,11 +27,16 @@ def events(rows: Rows, unit_us: float = 1000.0, process: str = "pipeline") -> Li
     ]
 
 
-def save(path, rows: Rows, unit_us: float = 1000.0, process: str = "pipeline") -> None:
-    """Writes the trace. ``unit_us``: microseconds in one unit of the rows (1e6 for rows in seconds).
+def event(name: str, category: str, rank: int, start_us: float, end_us: float) -> dict:
+    """A complete event on a rank's track."""
+    return {"ph": "X", "name": name, "cat": category, "pid": 0, "tid": rank, "ts": start_us, "dur": end_us - start_us}
+
+
+def save(path, rows: Rows, unit_us: float = 1000.0, process: str = "pipeline", more: Sequence[dict] = ()) -> None:
+    """Writes the trace. ``unit_us``: microseconds in one unit of the rows (1e6 for rows in seconds); ``more``: other events.
 
     ValueError for a row that is no block, OSError if ``path`` cannot be written.
     """
-    trace = {"displayTimeUnit": "ms", "traceEvents": events(rows, unit_us, process)}
+    trace = {"displayTimeUnit": "ms", "traceEvents": [*events(rows, unit_us, process), *more]}
     with open(path, "w", encoding="utf-8") as file:
         json.dump(trace, file)

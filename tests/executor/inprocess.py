@@ -2,7 +2,8 @@
 
 An exchange is one grouped call; a send and its receive complete only together; for an ordered
 pair of ranks the k-th send meets the k-th receive, whatever they carry; a rank's exchanges run
-one after the other. A turn goes from rank to rank (picked by a seed), so that a run can be
+one after the other. Where they run beside the computation there is one communicator for
+activations and one for gradients, each with these rules. A turn goes from rank to rank (picked by a seed), so that a run can be
 repeated, and so that "nobody can go on" is known at once instead of after a timeout.
 """
 import random
@@ -22,9 +23,9 @@ class World:
         self.num_stages, self.blocking = num_stages, blocking
         self.random = random.Random(seed)
         self.lock = threading.Condition()
-        self.sent = {}  # (sender, receiver): [(transfer, payload)]
-        self.received = {}  # (sender, receiver): [transfer]
-        self.streams = [[] for _ in range(num_stages)]  # posted exchanges of a rank that are not done
+        self.sent = {}  # (sender, receiver, communicator): [(transfer, payload)]
+        self.received = {}  # the same: [(transfer, None)]
+        self.streams = {}  # (rank, communicator): started exchanges that are not done
         self.wants = [None] * num_stages  # what a waiting rank waits for: a function that says whether it can go on
         self.alive = set(range(num_stages))
         self.turn = None
@@ -84,12 +85,12 @@ class World:
         moved = True
         while moved:
             moved = False
-            for stream in self.streams:
+            for stream in self.streams.values():
                 if stream and stream[0].can_end():
                     stream.pop(0).end()
                     moved = True
             # A transfer's ends are posted when their exchanges are the oldest of their ranks.
-            for stream in self.streams:
+            for stream in self.streams.values():
                 if stream and not stream[0].posted:
                     stream[0].post()
                     moved = True
@@ -98,8 +99,9 @@ class World:
 class Group:
     """One exchange of one rank."""
 
-    def __init__(self, world, rank, sends, receives):
-        self.world, self.rank, self.sends, self.receives = world, rank, sends, receives
+    def __init__(self, world, rank, communicator, sends, receives):
+        self.world, self.rank, self.communicator = world, rank, communicator
+        self.sends, self.receives = sends, receives
         self.posted = self.finished = False
         self.values = {}
 
@@ -110,12 +112,12 @@ class Group:
         p, world = self.world.num_stages, self.world
         self.ends = []
         for transfer, payload in self.sends:
-            pair = self.rank, transfer.to_part % p
+            pair = self.rank, transfer.to_part % p, self.communicator
             mine = world.sent.setdefault(pair, [])
             mine.append((transfer, payload))
             self.ends.append((world.received.setdefault(pair, []), len(mine) - 1, transfer, False))
         for transfer in self.receives:
-            pair = transfer.part % p, self.rank
+            pair = transfer.part % p, self.rank, self.communicator
             mine = world.received.setdefault(pair, [])
             mine.append((transfer, None))
             self.ends.append((world.sent.setdefault(pair, []), len(mine) - 1, transfer, True))
@@ -158,8 +160,15 @@ class Endpoint:
         self.world, self.rank, self.blocking = world, rank, world.blocking
 
     def exchange(self, sends, receives):
-        group = Group(self.world, self.rank, sends, receives)
-        with self.world.lock:
-            self.world.streams[self.rank].append(group)
+        groups = {}
+        for name in ("all",) if self.blocking else ("F", "B"):
+            mine = lambda transfer: name in ("all", transfer.kind)
+            going = [send for send in sends if mine(send[0])]
+            coming = [transfer for transfer in receives if mine(transfer)]
+            if going or coming:
+                group = Group(self.world, self.rank, name, going, coming)
+                groups.update(dict.fromkeys([t for t, _ in going] + coming, group))
+                with self.world.lock:
+                    self.world.streams.setdefault((self.rank, name), []).append(group)
         self.world.yield_until(self.rank, lambda: True)
-        return Pending([Ticket(group) for _ in sends], [Ticket(group, t) for t in receives])
+        return Pending([Ticket(groups[t]) for t, _ in sends], [Ticket(groups[t], t) for t in receives])

@@ -169,6 +169,21 @@ def test_a_loss_function_that_is_not_there_is_an_error_on_all_ranks():
     assert run(train_on_the_third_loss) == ["loss_fn_idx=2, but the model has 2 loss functions"] * P
 
 
+def wrap_with_paddles_own():
+    try:
+        return type(build(blocks(), V, "paddle", 2 * P, loss_fn=LOSSES)[0]).__name__
+    except ValueError as error:
+        return str(error)
+
+
+def test_where_paddles_own_engines_take_no_list_of_loss_functions_they_say_so():
+    for answer in run(wrap_with_paddles_own):
+        if versions.total_loss_is_list():
+            assert answer == "PipelineParallelWithInterleave"
+        else:
+            assert "take one loss function, not a list" in answer
+
+
 # ---- evaluation's outputs on the host (Paddle's: 3.2 on, not on CPU)
 
 

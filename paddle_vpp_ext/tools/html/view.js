@@ -44,8 +44,8 @@ function makeFields() {
       });
     }
   }
-  make("div", document.querySelector("[data-of=costs]"), "of one chunk, in any unit; a backward is I + W", "legend");
-  make("div", document.querySelector("[data-of=limit]"), "activations on a rank, in micro-batches of a whole stage", "legend");
+  make("div", document.querySelector("[data-of=costs]"), "of one chunk, in any unit; a backward takes I + W", "note");
+  make("div", document.querySelector("[data-of=limit]"), "activations a rank may hold, in micro-batches of a whole stage", "note");
 }
 
 function change(key, number) {
@@ -121,7 +121,7 @@ function showLegend(result) {
     }
     entry.append(" " + KINDS[kind]);
   }
-  make("i", make("span", legend)).style.background = "#eceff2";
+  make("i", make("span", legend), "\u00a0").style.background = "#eceff2";
   legend.lastChild.append(" idle");
   if (result.V > 1) make("span", legend, "shade: chunk");
 }
@@ -139,7 +139,7 @@ function showRanks(result) {
     bar(place("peak bar" + (over ? " bad" : ""), rank + 1), most ? held / most : 0, short(held));
   }
   place("idle title", p + 1, "idle");
-  place("peak title", p + 1, "memory, micro-batches");
+  place("peak title", p + 1, "peak, micro-batches");
 }
 
 function bar(cell, share, text) {
@@ -166,8 +166,8 @@ function draw() {
       const gap = Math.min(1, 0.1 * wide);
       pen.fillStyle = colour;
       pen.fillRect(start * scale, rank * ROW + 2, wide - gap, ROW - 4);
-      pen.font = "11px system-ui, sans-serif";
-      if (wide < 7 * String(i).length + 2) return;
+      if (wide < 6 * String(i).length + 2) return;
+      pen.font = `${wide < 8 * String(i).length + 2 ? 10 : 11}px system-ui, sans-serif`;
       pen.fillStyle = ink(colour);
       pen.fillText(i, start * scale + (wide - gap) / 2, rank * ROW + ROW / 2);
     });
