@@ -19,7 +19,7 @@ PINS = {
 extras = {
     "cpu": ["paddlepaddle>=2.6.2", "protobuf<7"],
     "gpu": ["paddlepaddle-gpu>=2.6.2", "protobuf<7"],
-    "viz": ["matplotlib", "rich"],
+    "viz": ["matplotlib", "rich", "tqdm"],
     "test": ["pytest", "hypothesis", "matplotlib", "rich"],
 }
 # cpu-262 and so on: no dots, which older pips do not find again.
@@ -34,6 +34,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.9",
     packages=find_packages(include=["paddle_vpp_ext", "paddle_vpp_ext.*"]),
+    package_data={"paddle_vpp_ext.tools": ["html/*"]},
     install_requires=["numpy"],
     extras_require=extras,
     entry_points={"console_scripts": ["paddle-vpp=paddle_vpp_ext.tools.cli:main"]},

@@ -27,7 +27,7 @@ environment() {
 # tests RELEASE AREA: the release only names the report. A hang in a test ends by the test's own limits, one elsewhere here.
 tests() {
     echo "---- Paddle $1: tests/$2"
-    timeout --kill-after=30 1200 python -m pytest -q "tests/$2" -o junit_family=xunit1 --junitxml ".matrix/reports/$1/$2.xml" || true
+    timeout --kill-after=30 1200 python -m pytest -q --disable-warnings "tests/$2" -o junit_family=xunit1 --junitxml ".matrix/reports/$1/$2.xml" || true
 }
 
 # apart COMMANDS: in a bash of its own, for the PATH and for set -e. What it leaves undone the report counts as failed.

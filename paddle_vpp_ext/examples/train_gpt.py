@@ -126,15 +126,30 @@ def set_up(args):
 
 
 def train(args, text, engine, optimizer):
-    """The losses of all steps, printed by the first rank as they come."""
+    """The losses of all steps, shown by the first rank as they come."""
     rows, losses = args.acc * args.micro_batch_size, []
+    show_step, end = reporter(args, engine)
     for step in range(args.steps):
         start = time.time()
         losses.append(engine.train_batch(text.batch(step, rows, args.length), optimizer).item())
-        if engine.stage_id == 0:
-            rate = rows * args.length / (time.time() - start)
-            print(f"step {step:4d}  loss {losses[-1]:.4f}  {rate:8.0f} tokens/s", flush=True)
+        show_step(step, losses[-1], rows * args.length / (time.time() - start))
+    end()
     return losses
+
+
+def reporter(args, engine):
+    """(a function that shows a step's number, loss and tokens/s on the first rank, one that ends it): lines, or a tqdm bar with ``--progress``."""
+    if engine.stage_id != 0:
+        return lambda *step: None, lambda: None
+    if args.progress:
+        try:
+            from tqdm import tqdm
+        except ImportError:
+            print("no progress bar: pip install tqdm", file=sys.stderr)
+        else:
+            bar = tqdm(total=args.steps, unit="step")
+            return lambda step, loss, rate: (bar.set_postfix_str(f"loss {loss:.4f}, {rate:.0f} tokens/s"), bar.update()), bar.close
+    return lambda step, loss, rate: print(f"step {step:4d}  loss {loss:.4f}  {rate:8.0f} tokens/s", flush=True), lambda: None
 
 
 def train_in_one_process(args, text):
@@ -217,6 +232,7 @@ def main(argv=None):
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--untied", action="store_true", help="an output head of its own instead of the embedding's weight")
     parser.add_argument("--check", action="store_true", help="train in one process too and demand equal losses")
+    parser.add_argument("--progress", action="store_true", help="a bar instead of a line a step (needs tqdm)")
     parser.add_argument("--out", default="output", help="folder for the timeline")
     args = parser.parse_args(argv)
     text = Text()

@@ -143,9 +143,11 @@ class Boundaries:
             )
         return False
 
-    def expected(self, transfer: Transfer) -> Optional[Signature]:
-        """The receiver's signature for an activation; None if a header comes first."""
-        return None if self.dynamic else self._current.get(transfer.part)
+    def expected(self, part: int, micro_batch: int) -> Optional[Signature]:
+        """The signature of what ``part`` makes; None if its header has yet to come."""
+        if self.dynamic:
+            return self._per_micro_batch.get((part, micro_batch))
+        return self._current.get(part)
 
     def learn(self, transfer: Transfer, signature: Signature) -> None:
         """Takes a received header."""
@@ -156,12 +158,12 @@ class Boundaries:
 
     def empty_message(self, transfer: Transfer) -> Optional["Message"]:
         """Tensors to receive ``transfer`` into; None where its header has yet to say which."""
-        if transfer.kind == "F":
-            signature = self.expected(transfer)
-            return signature and (signature, [spec.empty() for spec in signature.specs])
-        part, boundaries = transfer.part - 1, self._current
-        signature = self._per_micro_batch.get((part, transfer.micro_batch)) if self.dynamic else boundaries.get(part)
-        return signature and [spec.empty() for spec in signature.gradient_specs]
+        is_gradient = transfer.kind == "B"
+        signature = self.expected(transfer.part - is_gradient, transfer.micro_batch)
+        if signature is None:
+            return None
+        tensors = [spec.empty() for spec in (signature.gradient_specs if is_gradient else signature.specs)]
+        return tensors if is_gradient else (signature, tensors)
 
 
 # What arrives: (signature, tensors) of an activation, the tensors of a gradient.

@@ -37,10 +37,10 @@ class NcclTransport:
     def gather(self, value: Any) -> List[Any]:
         """Everybody's ``value`` (plain data that JSON can hold), in the order of the stages. The host waits."""
         data = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
-        sizes = self._all_gather(np.array([data.size], dtype=np.int64))
-        padded = np.zeros(int(max(sizes)), dtype=np.uint8)
+        sizes = [int(size[0]) for size in self._all_gather(np.array([data.size], dtype=np.int64))]
+        padded = np.zeros(max(sizes), dtype=np.uint8)
         padded[: data.size] = data
-        return [json.loads(other[: int(size)].tobytes()) for other, size in zip(self._all_gather(padded), sizes)]
+        return [json.loads(other[:size].tobytes()) for other, size in zip(self._all_gather(padded), sizes)]
 
     def _all_gather(self, array):
         everybody = []
@@ -50,18 +50,19 @@ class NcclTransport:
     def exchange(self, sends: Sequence[Tuple[Transfer, Payload]], receives: Sequence[Transfer]) -> Pending:
         if self._with_headers:
             return self._one_message(sends, receives)
-        kinds = {kind: [] for kind in "FB"} if self._overlap else dict.fromkeys("FB", [])
+        operations = {id(group): [] for group in self._groups.values()}
+        of = lambda transfer: operations[id(self._groups[transfer.kind])]
         values = []
         for transfer, payload in sends:
             for tensor in payload.tensors:
-                kinds[transfer.kind].append(self._operation(dist.isend, tensor.contiguous(), transfer.kind, transfer.to_part))
+                of(transfer).append(self._operation(dist.isend, tensor.contiguous(), transfer.kind, transfer.to_part))
         for transfer in receives:
             message = self._boundaries.empty_message(transfer)
-            tensors = message if transfer.kind == "B" else message[1]
-            kinds[transfer.kind] += [self._operation(dist.irecv, tensor, transfer.kind, transfer.part) for tensor in tensors]
+            for tensor in message if transfer.kind == "B" else message[1]:
+                of(transfer).append(self._operation(dist.irecv, tensor, transfer.kind, transfer.part))
             values.append(message)
-        calls = {id(operations): _Call(operations) for operations in kinds.values()}
-        call_of = lambda transfer: calls[id(kinds[transfer.kind])]
+        calls = {group: _Call(of_group) for group, of_group in operations.items()}
+        call_of = lambda transfer: calls[id(self._groups[transfer.kind])]
         return Pending(
             [_Ticket(call_of(transfer), None) for transfer, _ in sends],
             [_Ticket(call_of(transfer), value) for transfer, value in zip(receives, values)],

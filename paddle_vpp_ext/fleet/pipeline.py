@@ -54,7 +54,7 @@ class _PlannedPipeline:
         self._agree_on_setup()
         self._overlap_pairs = self._pairs_overlap()
         self._stage = (OverlappedStage if self._overlap_pairs else PipelineStage)(self, self._boundaries)
-        self.plan()  # a schedule that cannot run is an error now
+        self._agree_on_plan()
         if options.trace:
             record_steps(self, options.trace)
 
@@ -98,6 +98,15 @@ class _PlannedPipeline:
             "paddle": paddle.__version__,
         }
         check_agreement(self._transport.gather(facts), self._ranks, "when the model is wrapped")
+
+    def _agree_on_plan(self):
+        """A schedule that cannot run, or that the ranks have registered differently, is an error on all of them now."""
+        try:
+            fact = self.plan().digest
+        except ValueError as error:
+            fact = str(error)
+        check_agreement(self._transport.gather({"plan": fact}), self._ranks, "when the model is wrapped")
+        self.plan()
 
     # ---- plans
 

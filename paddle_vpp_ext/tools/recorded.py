@@ -45,8 +45,8 @@ def load(folder) -> List[Run]:
     """The runs in a folder, the newest last. RecordingError; OSError if a file cannot be read."""
     files: Dict[str, Dict[int, Tuple[dict, Dict[int, RankStep]]]] = {}
     for path in sorted(Path(folder).glob("*-rank*.jsonl")):
-        head, steps = _read(path)
-        files.setdefault(head["run"], {})[head["rank"]] = head, steps
+        run, rank, head, steps = _read(path)
+        files.setdefault(run, {})[rank] = head, steps
     if not files:
         raise RecordingError(f"{folder} has no recording: train with schedule_mode=\"…:trace=DIR\" or PADDLE_VPP_TRACE=DIR")
     newest_last = sorted(files, key=lambda run: float(run.split()[0]))
@@ -57,7 +57,7 @@ def _read(path):
     lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline was cut off by the run's end
     try:
         head, *steps = map(json.loads, lines)
-        return head, {step["step"]: _step(head, step) for step in steps}
+        return head["run"], head["rank"], head, {step["step"]: _step(head, step) for step in steps}
     except (KeyError, TypeError, ValueError) as error:
         raise RecordingError(f"{path} is no recording of paddle_vpp_ext ({type(error).__name__}: {error})") from None
 

@@ -8,6 +8,8 @@ repeated, and so that "nobody can go on" is known at once instead of after a tim
 """
 import random
 import threading
+from functools import partial
+from typing import Any, NamedTuple
 
 from paddle_vpp_ext.executor import Pending
 
@@ -23,8 +25,8 @@ class World:
         self.num_stages, self.blocking = num_stages, blocking
         self.random = random.Random(seed)
         self.lock = threading.Condition()
-        self.sent = {}  # (sender, receiver, communicator): [(transfer, payload)]
-        self.received = {}  # the same: [(transfer, None)]
+        self.sent = {}  # (sender, receiver, communicator): ends, in the order in which they were posted
+        self.received = {}
         self.streams = {}  # (rank, communicator): started exchanges that are not done
         self.wants = [None] * num_stages  # what a waiting rank waits for: a function that says whether it can go on
         self.alive = set(range(num_stages))
@@ -96,49 +98,64 @@ class World:
                     moved = True
 
 
-class Group:
-    """One exchange of one rank."""
+class End(NamedTuple):
+    """One end of a transfer: what to whom, or what from whom and what to do with it."""
 
-    def __init__(self, world, rank, communicator, sends, receives):
-        self.world, self.rank, self.communicator = world, rank, communicator
-        self.sends, self.receives = sends, receives
+    peer: int
+    is_send: bool
+    label: Any  # both ends have to agree on it
+    value: Any = None
+    deliver: Any = None
+
+
+class Group:
+    """One exchange of one rank. All that it does on its communicator, it does together."""
+
+    def __init__(self, world, rank, communicator, ends):
+        self.world, self.rank, self.communicator, self.ends = world, rank, communicator, ends
         self.posted = self.finished = False
-        self.values = {}
+        with world.lock:
+            world.streams.setdefault((rank, communicator), []).append(self)
 
     def __repr__(self):
-        return f"rank {self.rank}: send {[str(t) for t, _ in self.sends]} receive {[str(t) for t in self.receives]}"
+        return f"rank {self.rank}: " + " ".join(f"{'send' if e.is_send else 'receive'} {e.label}" for e in self.ends)
 
     def post(self):
-        p, world = self.world.num_stages, self.world
-        self.ends = []
-        for transfer, payload in self.sends:
-            pair = self.rank, transfer.to_part % p, self.communicator
-            mine = world.sent.setdefault(pair, [])
-            mine.append((transfer, payload))
-            self.ends.append((world.received.setdefault(pair, []), len(mine) - 1, transfer, False))
-        for transfer in self.receives:
-            pair = transfer.part % p, self.rank, self.communicator
-            mine = world.received.setdefault(pair, [])
-            mine.append((transfer, None))
-            self.ends.append((world.sent.setdefault(pair, []), len(mine) - 1, transfer, True))
+        world = self.world
+        self.met = []
+        for end in self.ends:
+            pair = (self.rank, end.peer) if end.is_send else (end.peer, self.rank)
+            sent, received = (side.setdefault(pair + (self.communicator,), []) for side in (world.sent, world.received))
+            mine, other = (sent, received) if end.is_send else (received, sent)
+            mine.append(end)
+            self.met.append((other, len(mine) - 1))
+            if len(mine) <= len(other):
+                self.transfer(end, other[len(mine) - 1])
         self.posted = True
 
+    def transfer(self, end, other):
+        """Both ends are there: what is sent arrives."""
+        if end.label != other.label:
+            self.world.error = self.world.error or Hang(f"rank {self.rank}: {end.label} meets {other.label}")
+        elif end.is_send:
+            other.deliver(end.value)
+        else:
+            end.deliver(other.value)
+
     def can_end(self):
-        return self.posted and all(index < len(other) for other, index, _, _ in self.ends)
+        return self.posted and all(index < len(other) for other, index in self.met)
 
     def end(self):
-        for other, index, transfer, is_receive in self.ends:
-            met, payload = other[index]
-            if met != transfer:
-                self.world.error = self.world.error or Hang(f"rank {self.rank}: {transfer} meets {met}")
-            if is_receive:
-                self.values[transfer] = payload
         self.finished = True
+
+    def wait(self):
+        if not self.finished:
+            self.world.yield_until(self.rank, lambda: self.finished)
 
 
 class Ticket:
-    def __init__(self, group, transfer=None):
-        self.group, self.transfer = group, transfer
+    def __init__(self, group, values=None, transfer=None):
+        self.group, self.values, self.transfer = group, values, transfer
 
     def done(self):
         return self.group.finished
@@ -147,10 +164,8 @@ class Ticket:
         return None
 
     def wait(self):
-        world = self.group.world
-        if not self.group.finished:
-            world.yield_until(self.group.rank, lambda: self.group.finished)
-        return self.group.values.get(self.transfer)
+        self.group.wait()
+        return self.values and self.values[self.transfer]
 
 
 class Endpoint:
@@ -160,15 +175,13 @@ class Endpoint:
         self.world, self.rank, self.blocking = world, rank, world.blocking
 
     def exchange(self, sends, receives):
-        groups = {}
+        p, values, groups = self.world.num_stages, {}, {}
         for name in ("all",) if self.blocking else ("F", "B"):
             mine = lambda transfer: name in ("all", transfer.kind)
-            going = [send for send in sends if mine(send[0])]
-            coming = [transfer for transfer in receives if mine(transfer)]
-            if going or coming:
-                group = Group(self.world, self.rank, name, going, coming)
-                groups.update(dict.fromkeys([t for t, _ in going] + coming, group))
-                with self.world.lock:
-                    self.world.streams.setdefault((self.rank, name), []).append(group)
+            ends = [End(t.to_part % p, True, t, payload) for t, payload in sends if mine(t)]
+            ends += [End(t.part % p, False, t, None, partial(values.__setitem__, t)) for t in receives if mine(t)]
+            if ends:
+                group = Group(self.world, self.rank, name, ends)
+                groups.update((end.label, group) for end in ends)
         self.world.yield_until(self.rank, lambda: True)
-        return Pending([Ticket(groups[t]) for t, _ in sends], [Ticket(groups[t], t) for t in receives])
+        return Pending([Ticket(groups[t]) for t, _ in sends], [Ticket(groups[t], values, t) for t in receives])

@@ -1,7 +1,8 @@
 import pathlib
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))  # the tests and the workers import each other by plain names
+# The tests and the workers import each other by plain names.
+sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[1] / "executor")]
 
 import pool  # noqa: E402
 
