@@ -3,6 +3,7 @@
 ``ci/bench.sh`` runs them. Times on shared machines are noisy: compare the ratios of one run.
 """
 import argparse
+import contextlib
 import resource
 import statistics
 import sys
@@ -108,6 +109,78 @@ def sleeping_table(steps=5, forward_ms=10, backward_ms=20, num_chunks=2):
             yield f"m={m:<3} {name:20} {seconds * 1e3:9.1f} ms   {seconds / ideal:6.3f} of the ideal {ideal * 1e3:.0f} ms"
 
 
+def hop_table(steps=5, forward_ms=10, backward_ms=20, num_chunks=2, hop_ms=5, m=8):
+    """The same with transfers that take 5 ms, with and without overlap_p2p_comm."""
+    bench = Bench(forward_ms, backward_ms, num_chunks)
+    with slow_transfers(hop_ms / 1e3):
+        engines = {
+            "VPP": bench.engine("VPP", m),
+            "VPP, overlap_p2p_comm": bench.engine("VPP", m, overlap_p2p_comm=True),
+            "Paddle's own, overlap_p2p_comm": bench.engine("paddle", m, overlap_p2p_comm=True),
+            "Paddle's own": bench.engine("paddle", m, overlap_p2p_comm=False),
+        }
+    ideal = (m * num_chunks + bench.num_stages - 1) * (forward_ms + backward_ms) / 1e3
+    for name, seconds in bench.step_times(engines, steps).items():
+        yield f"{name:32} {seconds * 1e3:9.1f} ms   {seconds / ideal:6.3f} of the ideal without transfers"
+
+
+@contextlib.contextmanager
+def slow_transfers(seconds):
+    """Engines that are made in here need that long for each activation and gradient."""
+    from ..fleet import channels
+
+    send = channels._send_tensor
+
+    def slowly(sock, tensor):
+        if "float" in str(tensor.dtype):
+            time.sleep(seconds)
+        send(sock, tensor)
+
+    channels._send_tensor = slowly
+    try:
+        yield
+    finally:
+        channels._send_tensor = send
+
+
+def pair_table(seconds=0.01, repeats=10):
+    """A steady pair whose chunks compute, communicate and compute, 10 ms each, by the default overlapper."""
+    import paddle
+
+    from ..fleet.overlap import Chunk, CommunicationNode, LayerNode, OverlapMixin
+
+    class Nap(paddle.autograd.PyLayer):
+        @staticmethod
+        def forward(ctx, x):
+            time.sleep(seconds)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            time.sleep(seconds)
+            return grad.clone()
+
+    def chunk():
+        return Chunk([LayerNode(Nap.apply), CommunicationNode(Nap.apply), LayerNode(Nap.apply)])
+
+    x, grad = paddle.ones([8]), paddle.ones([8])
+    x.stop_gradient = False
+    apart, together = [], []
+    for _ in range(repeats):
+        for times in (apart, together):
+            forward, backward = chunk(), chunk()
+            backward.forward(x)
+            start = time.perf_counter()
+            if times is apart:
+                forward.forward(x)
+                backward.backward(grad)
+            else:
+                OverlapMixin().overlapped_forward_backward(forward, x, None, backward, None, grad, None)
+            times.append(time.perf_counter() - start)
+    apart, together = statistics.median(apart), statistics.median(together)
+    yield f"one after the other {apart * 1e3:6.1f} ms   together {together * 1e3:6.1f} ms   {together / apart:.3f} (limit 0.75)"
+
+
 def overhead_table(steps=30, m=12, num_chunks=2):
     """An engine's own time per action, with layers that do next to nothing."""
     bench = Bench(0, 0, num_chunks)
@@ -126,6 +199,8 @@ def steps_main():
     fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")
     for title, rows in (
         ("step time, p=4, V=2, F=10 ms, B=20 ms a chunk, asleep", sleeping_table()),
+        ("transfers of 5 ms, p=4, V=2, m=8, the same layers", hop_table()),
+        ("a pair of forward and backward by the default overlapper", pair_table()),
         ("the engine's own time, p=4, V=2, m=12, empty layers", overhead_table()),
     ):
         lines = list(rows)

@@ -17,7 +17,7 @@ GOOD = "F0.0 F0.1 B0.0 B0.1\nF0.0 B0.0 F0.1 B0.1\n"
 ])
 def test_csv_and_text_are_read_alike(tmp_path, text):
     path = tmp_path / "orders"
-    path.write_text(text, encoding="utf-8", newline="")
+    path.write_bytes(text.encode())
     assert order_file.load(path) == order_file.parse(GOOD)
 
 

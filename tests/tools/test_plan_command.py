@@ -75,6 +75,7 @@ def test_a_squeezed_timeline_says_so(command):
     ([], "required: --pp, --acc"),
     (["--pp", 4, "--acc", 8, "--hop", "-1"], "--hop: '-1' is no time"),
     (["--pp", 4, "--acc", 8, "--forward", "nan"], "--forward: 'nan' is no time"),
+    (["--pp", 4, "--acc", 8, "--weight", "3"], "--weight 3 is a part of --backward 2"),
     (["--pp", 4, "--acc", 8, "--color"], "unrecognized arguments: --color"),
     (["--pp", 4, "--vpp", 2, "--acc", 3], "add --schedule VPP"),
     (["--pp", 4, "--acc", 8, "--schedule", "VVP"], "VVP"),
@@ -102,7 +103,9 @@ def test_a_missing_or_unknown_command_gets_one_sentence(command):
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [["--help"], ["plan", "--help"], ["doctor", "--help"]])
+@pytest.mark.parametrize("words", [
+    [*words, "--help"] for words in ([], ["plan"], ["compare"], ["check"], ["run"], ["trace"], ["trace", "merge"], ["doctor"])
+])
 def test_help_has_an_example_and_the_exit_status(command, words):
     done = command(*words)
     assert done.returncode == 0
@@ -135,13 +138,15 @@ def test_no_color_is_respected(command):
 
 def test_files_are_written_beside_the_json(command, tmp_path):
     pytest.importorskip("matplotlib")
-    files = {kind: tmp_path / f"plan.{kind}" for kind in ("png", "svg", "trace")}
+    files = {kind: tmp_path / f"plan.{kind}" for kind in ("png", "svg", "trace", "csv", "html")}
     words = [word for kind, path in files.items() for word in (f"--{kind}", path)]
     done = command("plan", "--pp", 2, "--vpp", 2, "--acc", 5, "--json", *words)
     assert done.returncode == 0 and json.loads(done.stdout)["accumulate_steps"] == 5
     assert files["png"].read_bytes().startswith(b"\x89PNG")
     assert "<svg" in files["svg"].read_text(encoding="utf-8")
     assert json.loads(files["trace"].read_text(encoding="utf-8"))["traceEvents"]
+    assert files["csv"].read_text(encoding="utf-8").startswith("rank 0,F0.0,F0.1")
+    assert files["html"].read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert all(f"wrote {path}" in done.stderr for path in files.values())
 
 
@@ -151,7 +156,7 @@ def test_without_matplotlib_a_picture_says_what_to_install(command, without, tmp
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("kind", ["png", "svg", "trace"])
+@pytest.mark.parametrize("kind", ["png", "svg", "trace", "csv", "html"])
 def test_a_file_that_cannot_be_written_is_named(command, tmp_path, kind):
     path = tmp_path / "nowhere" / "x"
     done = command("plan", "--pp", 2, "--acc", 4, f"--{kind}", path)
