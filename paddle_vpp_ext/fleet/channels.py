@@ -14,6 +14,7 @@ import logging
 import os
 import queue
 import secrets
+import select
 import socket
 import struct
 import threading
@@ -24,6 +25,11 @@ import paddle
 
 from . import cpu
 
+try:
+    import fcntl
+except ImportError:  # not a Unix
+    fcntl = None
+
 KINDS = {"F": "activation", "B": "gradient"}
 
 _logger = logging.getLogger("paddle_vpp_ext")
@@ -31,6 +37,8 @@ _HELLO = struct.Struct("!16sIs")  # the receiver's token, the sender's global ra
 _LENGTH = struct.Struct("!Q")  # goes before the bytes of each tensor
 _SETUP_TIMEOUT = 60.0  # seconds for the connections, once all processes have come
 _TICK = 1.0  # seconds between two calls of on_tick
+_SMALL = 64 * 1024  # bytes that take less time than a change of thread
+_SIOCOUTQ = 0x5411  # Linux: bytes that are sent and not acknowledged yet
 
 _Key = collections.namedtuple("_Key", "source destination kind")  # stage, stage, "F" or "B"
 
@@ -38,9 +46,8 @@ _Key = collections.namedtuple("_Key", "source destination kind")  # stage, stage
 class Ticket:
     """The outcome of one job of a channel, some time. It serves as the task that Paddle's engines wait for."""
 
-    def __init__(self, what, limit):
-        self._what = what
-        self._limit = limit
+    def __init__(self, channel):
+        self._channel = channel
         self._finished = threading.Event()
         self._value = None
         self._error = None
@@ -59,21 +66,41 @@ class Ticket:
         meanwhile; what it raises ends the wait. Raises what the job raised, ConnectionError when the process at
         the other end is gone or the channel is closed, and TimeoutError.
         """
-        limit = self._limit if timeout is None else timeout
-        deadline = time.monotonic() + limit
-        while not self._finished.wait(max(0.0, min(_TICK, deadline - time.monotonic()))):
-            if time.monotonic() >= deadline:
-                raise TimeoutError(f"{self._what}: not done after {limit:g} s")
-            if on_tick is not None:
-                on_tick()
+        if not self._finished.is_set():
+            self._wait(_Limit(self._channel, timeout, on_tick))
         self.seen = True
         if self._error is not None:
             raise self._error
         return self._value
 
+    def _wait(self, limit):
+        while not self._finished.is_set():
+            if not self._channel.run_here(self, limit) and not self._finished.wait(limit.until_tick()):
+                limit.tick()
+
     def _finish(self, value=None, error=None):
         self._value, self._error = value, error
         self._finished.set()
+
+
+class _Limit:
+    """How long one wait may take, and what is called about every second of it."""
+
+    def __init__(self, channel, timeout, on_tick):
+        self._what = channel.what
+        self._seconds = channel.limit if timeout is None else timeout
+        self._deadline = time.monotonic() + self._seconds
+        self._on_tick = on_tick
+
+    def until_tick(self):
+        """Seconds to wait before the next call of `tick`."""
+        return max(0.0, min(_TICK, self._deadline - time.monotonic()))
+
+    def tick(self):
+        if time.monotonic() >= self._deadline:
+            raise TimeoutError(f"{self._what}: not done after {self._seconds:g} s")
+        if self._on_tick is not None:
+            self._on_tick()
 
 
 class Channels:
@@ -105,33 +132,35 @@ class Channels:
             self.close()
             raise
 
-    def send(self, peer_stage, kind, job):
-        """Have `job(transfer)` run in the channel's thread, and return its Ticket.
+    def send(self, peer_stage, kind, job, size=None):
+        """Run `job(transfer)`, and return its Ticket.
 
         `transfer(tensor)` blocks until that tensor is on its way: it may be changed or freed then. The jobs of one
-        channel run in the order in which they were given, under no_grad.
+        channel run in the order in which they were given, under no_grad, in the channel's thread; a job whose `size`
+        in bytes is known to be small runs at once, where the connection has room for it.
         """
-        return self._post(_Key(self.stage, peer_stage, kind), job)
+        return self._post(_Key(self.stage, peer_stage, kind), job, size)
 
-    def receive(self, peer_stage, kind, job):
+    def receive(self, peer_stage, kind, job, size=None):
         """Like `send` for the other direction: `transfer(tensor)` blocks until the tensor is filled.
 
-        Tensors arrive in the order in which they were sent; one of another size than the sent one is a ValueError.
+        Tensors arrive in the order in which they were sent; one of another size than the sent one is a ValueError. A
+        small job is run by whoever waits for it; until then the connection holds what has come.
         """
-        return self._post(_Key(peer_stage, self.stage, kind), job)
+        return self._post(_Key(peer_stage, self.stage, kind), job, size)
 
     def close(self):
         """End all threads and connections. Jobs that are not done fail with ConnectionError, here and at the peers."""
         self._close()
 
-    def _post(self, key, job):
+    def _post(self, key, job, size):
         channel = self._channels.get(key)
         if channel is None:
             raise ValueError(
                 f"rank {self.rank} (stage {self.stage}): there is no channel for {KINDS.get(key.kind, key.kind)}s "
                 f"from stage {key.source} to stage {key.destination}; there are {[tuple(k) for k in self._channels]}"
             )
-        return channel.post(job)
+        return channel.post(job, size is not None and size <= _SMALL and size)
 
     def _connect(self, keys):
         outgoing = [key for key in keys if key.source == self.stage]
@@ -169,7 +198,7 @@ class Channels:
             f"({key.kind}) {'to' if outgoing else 'from'} stage {peer} (rank {self.ranks[peer]})"
         )
         _tune(sock)
-        self._channels[key] = _Channel(what, sock, _send_tensor if outgoing else _receive_tensor, self._timeout)
+        self._channels[key] = (_Outgoing if outgoing else _Incoming)(what, sock, self._timeout)
 
 
 def _close(channels):
@@ -194,46 +223,63 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Channel:
-    """One connection, used in one direction, and the thread that runs its jobs one after the other."""
+    """One connection, used in one direction, and its jobs, which run one after the other.
 
-    def __init__(self, what, sock, transfer, limit):
-        self._what = what
+    They run in a thread of the channel's, so that large messages move beside the computation. For small ones two
+    changes of thread would take longer than the message: those run in the thread that posts or waits.
+    """
+
+    def __init__(self, what, sock, limit):
+        self.what, self.limit = what, limit
         self._sock = sock
-        self._transfer = functools.partial(transfer, sock)
-        self._limit = limit
-        self._jobs = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._jobs = collections.deque()
+        self._wakes = queue.SimpleQueue()  # one for each reason to look at the jobs, None to end
+        self._running = threading.Lock()  # held by who runs jobs
         self._thread = None
         self._closed = False
         self._first_failure = None  # the ticket that broke the channel
 
-    def post(self, job):
-        ticket = Ticket(self._what, self._limit)
-        with self._lock:
-            if self._closed:
-                ticket._finish(error=ConnectionError(f"{self._what}: the channel is closed"))
-                return ticket
-            self._jobs.put((job, ticket))
+    def post(self, job, small):
+        """`small`: the job's size in bytes if it is known and small, else False."""
+        ticket = Ticket(self)
+        if self._run_at_once(job, ticket, small):
+            return ticket
+        if self._closed:
+            ticket._finish(error=ConnectionError(f"{self.what}: the channel is closed"))
+            return ticket
+        self._jobs.append((job, ticket))
+        if not self._left_to_waiter(small):
+            self._wakes.put(True)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._what, daemon=True)
+                self._thread = threading.Thread(target=self._work, name=self.what, daemon=True)
                 self._thread.start()
         return ticket
 
+    def _run_at_once(self, job, ticket, small):
+        return False
+
+    def _left_to_waiter(self, small):
+        return False
+
+    def run_here(self, ticket, limit):
+        """Run jobs in the calling thread until that of `ticket` is done. False if that is for the channel's thread."""
+        return False
+
     def shut_down(self):
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
+        if self._closed:
+            return
+        self._closed = True
         self._break_connection()
-        self._jobs.put(None)
+        self._wakes.put(None)
 
     def join(self):
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)  # longer only if a job itself does not return; the thread is a daemon
+        self._run_all()
         failure = self._first_failure
         if failure is not None and not failure.seen:
             failure.seen = True
-            _logger.error("%s failed and nobody waited for it: %r", self._what, failure._error)
+            _logger.error("%s failed and nobody waited for it: %r", self.what, failure._error)
         self._sock.close()
 
     def let_go(self):
@@ -241,35 +287,41 @@ class _Channel:
         self._closed = True
         self._sock.close()
 
-    def _run(self):
+    def _work(self):
         with paddle.no_grad():  # it is a state of the thread
-            while self._run_next():
-                pass
+            while self._wakes.get():
+                self._run_all()
+            self._run_all()
 
-    def _run_next(self):
-        item = self._jobs.get()
-        if item is None:
-            return False
-        job, ticket = item
+    def _run_all(self):
+        # Whoever holds the lock runs what is there, and looks again after letting go of it.
+        while self._jobs and self._running.acquire(blocking=not self._closed):
+            try:
+                self._run_next(None)
+            finally:
+                self._running.release()
+
+    def _run_next(self, limit):
+        try:
+            job, ticket = self._jobs.popleft()
+        except IndexError:
+            return
         if self._closed:
-            ticket._finish(error=ConnectionError(f"{self._what}: the channel was closed before this"))
+            ticket._finish(error=ConnectionError(f"{self.what}: the channel was closed before this"))
         elif self._first_failure is not None:
             # The two ends may be out of step: what comes now could be taken for something else.
-            error = ConnectionError(f"{self._what}: impossible after an earlier failure")
-            error.__cause__ = self._first_failure._error
-            ticket._finish(error=error)
+            error = ConnectionError(f"{self.what}: impossible after an earlier failure")
+            ticket._finish(error=_with_cause(error, self._first_failure._error))
         else:
-            self._run_job(job, ticket)
-        return True  # and by leaving here let go of the job with its tensors
+            self._run_job(job, ticket, limit)
 
-    def _run_job(self, job, ticket):
+    def _run_job(self, job, ticket, limit):
         try:
-            value = job(self._transfer)
+            value = job(functools.partial(self._transfer, limit))
         except BaseException as error:  # whoever waits gets it, whatever it is
-            if isinstance(error, OSError) and self._closed:
-                error = ConnectionError(f"{self._what}: the channel was closed meanwhile")
-            elif isinstance(error, OSError):
-                error = _with_cause(ConnectionError(f"{self._what}: {error}"), error)
+            if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+                text = "the channel was closed meanwhile" if self._closed else error
+                error = _with_cause(ConnectionError(f"{self.what}: {text}"), error)
             if not self._closed:
                 self._first_failure = ticket
             ticket._finish(error=error)
@@ -280,6 +332,40 @@ class _Channel:
     def _break_connection(self):
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+
+
+class _Outgoing(_Channel):
+    def _run_at_once(self, job, ticket, small):
+        if small is False or self._jobs or self._closed or not self._running.acquire(blocking=False):
+            return False
+        try:
+            if self._jobs or self._first_failure is not None or not _has_room(self._sock, small):
+                return False
+            self._run_job(job, ticket, None)
+            return True
+        finally:
+            self._running.release()
+
+    def _transfer(self, limit, tensor):
+        _send_tensor(self._sock, tensor)
+
+
+class _Incoming(_Channel):
+    def _left_to_waiter(self, small):
+        return small is not False
+
+    def run_here(self, ticket, limit):
+        if self._closed or not self._running.acquire(blocking=False):
+            return False
+        try:
+            while self._jobs and not ticket.done():
+                self._run_next(limit)
+        finally:
+            self._running.release()
+        return ticket.done()
+
+    def _transfer(self, limit, tensor):
+        _receive_tensor(self._sock, tensor, limit)
 
 
 def _with_cause(error, cause):
@@ -340,27 +426,40 @@ def _send_tensor(sock, tensor):
     sock.sendall(data[sent - len(head) :])
 
 
-def _receive_tensor(sock, tensor):
+def _receive_tensor(sock, tensor, limit):
     if not tensor.is_contiguous():
         raise ValueError("a tensor to be filled must be contiguous")
     data = _memory_of(tensor)
     head = bytearray(_LENGTH.size)
-    _receive_into(sock, memoryview(head))
+    _receive_into(sock, memoryview(head), limit)
     (length,) = _LENGTH.unpack(head)
     if length != len(data):
         raise ValueError(
             f"the sent tensor has {length} bytes, the one to be filled {len(data)} "
             f"(shape {list(tensor.shape)}, {tensor.dtype})"
         )
-    _receive_into(sock, data)
+    _receive_into(sock, data, limit)
 
 
-def _receive_into(sock, data):
+def _receive_into(sock, data, limit=None):
+    """Fill `data`; `limit` is that of a waiting caller, None in a thread that may block for ever."""
     while len(data):
-        count = sock.recv_into(data, len(data), socket.MSG_WAITALL)
+        while limit is not None and not select.select([sock], [], [], limit.until_tick())[0]:
+            limit.tick()
+        count = sock.recv_into(data, len(data), socket.MSG_WAITALL if limit is None else 0)
         if count == 0:
             raise ConnectionError("the other process has ended or closed the connection")
         data = data[count:]
+
+
+def _has_room(sock, size):
+    """Whether the connection takes that many bytes without blocking. Known on Linux, elsewhere taken for no."""
+    try:
+        unsent = struct.unpack("i", fcntl.ioctl(sock, _SIOCOUTQ, b"\0" * 4))[0]
+    except (OSError, AttributeError):
+        return False
+    # What it holds may take several times its size in the kernel.
+    return 4 * (unsent + size) <= sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
 
 def _memory_of(tensor):

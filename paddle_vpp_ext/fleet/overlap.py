@@ -49,7 +49,7 @@ class LayerNode(_PaddlesNode):
             raise ValueError(f"node {self.name}: {len(grads)} gradients for {len(outputs)} outputs that need one")
         pairs = [(out, grad) for out, grad in zip(outputs, grads) if grad is not None and not out.stop_gradient]
         if pairs:
-            with paddle.amp.auto_cast(enable=False):
+            with versions.without_amp():
                 paddle.autograd.backward([out for out, _ in pairs], [grad for _, grad in pairs])
         return self._input_grads()
 
@@ -73,7 +73,7 @@ class LossNode(LayerNode):
         if not isinstance(loss, paddle.Tensor):
             raise TypeError(f"loss function {self.name} gave a {type(loss).__name__}, not a tensor")
         if self.scale_loss_factor is not None:
-            with paddle.amp.auto_cast(enable=False):
+            with versions.without_amp():
                 loss = loss / self.scale_loss_factor
         self._outputs = [loss]
         return loss
@@ -83,7 +83,7 @@ class LossNode(LayerNode):
         if not loss.stop_gradient:
             scale = versions.align_mode_scale()
             loss = loss / scale if scale else loss
-            with paddle.amp.auto_cast(enable=False):
+            with versions.without_amp():
                 paddle.autograd.backward(scaler.scale(loss) if scaler else loss)
         return self._input_grads()
 

@@ -54,11 +54,11 @@ class _Route:
         # Paddle frees an output once it is sent, sometimes before: hold its memory by another tensor.
         tensor = tensor.detach()
         peer = self._next if kind == "F" else self._previous
-        return self._channels.send(peer, kind, lambda transfer: transfer(tensor))
+        return self._channels.send(peer, kind, lambda transfer: transfer(tensor), tensor.size * tensor.element_size())
 
     def _receive(self, kind, tensor):
         peer = self._previous if kind == "F" else self._next
-        return self._channels.receive(peer, kind, lambda transfer: transfer(tensor))
+        return self._channels.receive(peer, kind, lambda transfer: transfer(tensor), tensor.size * tensor.element_size())
 
     def _start(self, send_previous, receive_previous, send_next, receive_next, hcg):
         """Start all of it and return the tickets."""

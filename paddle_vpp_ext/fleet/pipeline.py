@@ -339,6 +339,9 @@ class _PlannedPipeline:
 
     # ---- what the stage calls
 
+    def set_virtual_pipeline_rank(self, rank):
+        self.__dict__["_virtual_pp_rank"] = rank  # a Layer's own __setattr__ takes ten times as long
+
     def chunk_gradients_final(self, chunk: int) -> None:
         """Starts the synchronisation of a chunk's gradients with the other replicas, where it is overlapped."""
         if self._comm_overlap and self._num_chunks > 1:

@@ -74,7 +74,7 @@ class PipelineStage:
 
     def backward(self, chunk: int, micro_batch: int, grads: Optional[List[paddle.Tensor]]) -> Payload:
         leaves, roots, seen = self._begin_backward(chunk, micro_batch, grads)
-        with paddle.amp.auto_cast(enable=False):
+        with versions.without_amp():
             if roots and grads is None:
                 self._backward_from_loss(roots[0])
             elif roots:
@@ -194,7 +194,7 @@ class PipelineStage:
         if not isinstance(loss, paddle.Tensor):
             raise TypeError(f"loss function {k} gave a {type(loss).__name__}, not a tensor")
         scale = self._loss_scale()
-        with paddle.amp.auto_cast(enable=False):
+        with versions.without_amp():
             return loss / scale if scale else loss
 
     def _loss_scale(self):

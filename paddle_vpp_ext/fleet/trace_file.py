@@ -2,9 +2,10 @@
 
 A file is JSON lines: a head, then a line a step, written at the end of the step in one piece. Times in a
 step are microseconds from its start; its ``start`` and ``end`` are seconds of the rank's own clock,
-which is ``clock_offset`` seconds ahead of the first rank's.
+which is ``clock_offset`` seconds ahead of the first rank's. ``rank`` is the place in the pipeline, ``ranks`` are
+the processes of the pipeline.
 
-    {"run": …, "rank": 2, "num_stages": 4, "num_chunks": 2, "schedule": "VPP", "blocking": false, "clock_offset": 0.0, …}
+    {"run": …, "rank": 2, "ranks": [0, 1, 2, 3], "num_stages": 4, "num_chunks": 2, "schedule": "VPP", "clock_offset": 0.0, …}
     {"step": 0, "training": true, "accumulate_steps": 8, "start": …, "end": …, "actions": [["F0.0", 310, 1240], …],
      "waits": [["F1.0", 12, 305], …], "posts": [["F1.0", 10], …]}
 """
@@ -57,12 +58,12 @@ def record_steps(engine, folder: str) -> None:
             raise ValueError(f"trace={folder}: rank {rank} cannot write there: {other}")
     offset, error = clock_offset(engine._transport.gather)
     head = {
-        "run": engine._transport.gather(f"{now():.6f} {number} {engine._ranks}")[0],
+        "run": engine._transport.gather(f"{now():.6f} {engine._ranks}")[0],
         "rank": engine.stage_id,
+        "ranks": engine._ranks,
         "num_stages": engine.num_stages,
         "num_chunks": engine._num_chunks,
         "schedule": re.sub(r"trace=[^,]*,?", "", engine.schedule_text).rstrip(":,"),
-        "blocking": engine.plan().blocking,
         "clock_offset": offset,
         "clock_error": error,
     }

@@ -39,7 +39,8 @@ class ChannelTransport:
         def job(send):
             send_message(send, payload.tensors, payload.header)
 
-        return self._waiting(self._channels.send(transfer.to_part % self._num_stages, transfer.kind, job))
+        size = None if payload.header else _bytes_of(payload.tensors)
+        return self._waiting(self._channels.send(transfer.to_part % self._num_stages, transfer.kind, job, size))
 
     def _receive(self, transfer):
         early = self._boundaries.empty_message(transfer)
@@ -47,7 +48,8 @@ class ChannelTransport:
         def job(receive):
             return receive_message(receive, self._boundaries, transfer, early)
 
-        return self._waiting(self._channels.receive(transfer.part % self._num_stages, transfer.kind, job), early)
+        size = early and _bytes_of(early if transfer.kind == "B" else early[1])
+        return self._waiting(self._channels.receive(transfer.part % self._num_stages, transfer.kind, job, size), early)
 
     def gather(self, value: Any) -> List[Any]:
         """Everybody's ``value`` (plain data that JSON can hold), in the order of the stages.
@@ -72,7 +74,7 @@ class ChannelTransport:
             send(paddle.to_tensor(np.array([data.size], dtype=np.int64)))
             send(paddle.to_tensor(np.array(data)))
 
-        self._waiting(self._channels.send(peer, kind, job)).wait()
+        self._waiting(self._channels.send(peer, kind, job, data.size)).wait()
 
     def _receive_text(self, peer, kind):
         def job(receive):
@@ -82,10 +84,14 @@ class ChannelTransport:
             receive(data)
             return json.loads(data.numpy().tobytes())
 
-        return self._waiting(self._channels.receive(peer, kind, job)).wait()
+        return self._waiting(self._channels.receive(peer, kind, job, 0)).wait()
 
     def _waiting(self, ticket, early=None):
         return _Watched(ticket, early, self._board, self._timeout)
+
+
+def _bytes_of(tensors):
+    return sum(tensor.size * tensor.element_size() for tensor in tensors)
 
 
 class _Watched:

@@ -1,4 +1,5 @@
 """The only file that asks which Paddle this is; by feature where it can."""
+import contextlib
 import importlib.metadata
 import re
 
@@ -91,6 +92,15 @@ def align_mode_scale():
     return None
 
 
+def without_amp():
+    """A context without automatic casts. Paddle's own takes longer than a small layer, so only where amp is on."""
+    import paddle
+
+    if paddle.base.framework._dygraph_tracer()._amp_level == paddle.base.core.AmpLevel.O0:
+        return contextlib.nullcontext()
+    return paddle.amp.auto_cast(enable=False)
+
+
 def view_of(tensor):
     """A view of all of a tensor, a node of its own in the graph.
 
@@ -101,7 +111,7 @@ def view_of(tensor):
 
     if not tensor.size:
         return tensor
-    with paddle.amp.auto_cast(enable=False):
+    with without_amp():
         return tensor.transpose(list(range(tensor.ndim)))
 
 

@@ -7,7 +7,8 @@ transfers alike, also for p = 2, where the next and the previous rank are the sa
 At the wrap (last rank of chunk c to first rank of chunk c+1; for gradients first to last) an
 output can exist before its receiver has room in its order for it. It waits on the sender, in
 the last rank's forward buffer queue or the first rank's backward buffer queue, and its event
-is when its receiver is about to need it.
+is when its receiver is about to need it, or when what was made after it is sent, if that is
+earlier: both queues are first in first out.
 """
 from typing import List, NamedTuple, Optional, Sequence
 
@@ -89,6 +90,7 @@ def place(flow: Flow, placement: Placement, costs: Costs = UNIT, startups: Optio
     gradient = number >= flow.num_parts * flow.accumulate_steps
     wrap = np.where(gradient, made_by == 0, made_by == last)
     at = np.where(wrap | placement.late, np.maximum(made, wanted), made)
+    at = _first_in_first_out(at, timing.sequence[number], 2 * made_by + gradient)
     order = np.lexsort((timing.sequence[number], at))
     number, made_by, needed_by, at, latest = (a[order] for a in (number, made_by, needed_by, at, latest))
     sender_at, receiver_at = np.empty_like(needed_by), np.empty_like(needed_by)
@@ -101,6 +103,18 @@ def place(flow: Flow, placement: Placement, costs: Costs = UNIT, startups: Optio
         mine = needed_by == rank
         receiver_at[mine] = np.minimum(ended(at[mine]), latest[mine])
     return Events(number, made_by, sender_at, needed_by, receiver_at)
+
+
+def _first_in_first_out(at, sequence, queue):
+    """``at`` with nothing later than what is made after it in the same queue, for orders that use things in another order.
+
+    Such a transfer is early for its receiver, which buffers it.
+    """
+    order = np.lexsort((sequence, queue))
+    result = at.copy()
+    for mine in np.split(order, np.nonzero(np.diff(queue[order]))[0] + 1):
+        result[mine] = np.minimum.accumulate(at[mine][::-1])[::-1]
+    return result
 
 
 def _ends(numbers):

@@ -63,9 +63,10 @@ def list_schedule(net: Network, groups: Sequence[int], ahead: Optional[Sequence[
 
     Forwards and backwards come in the sequences of VPP. A forward has to find room; rank r is never more than
     ``ahead[r]`` forwards before its backwards (None: as far as there is room). A W is done where nothing else will be
-    ready for ``patience`` of its time. None if the room is too small. p=2, V=1, m=3, all times 1:
+    ready for ``patience`` of its time. None if the room is too small. p=2, V=1, m=3, all times 1, room for 2:
 
-        rank 0  F0.0 F0.1 W...
+        rank 0  F0.0 F0.1 I0.0 W0.0 I0.1 F0.2 W0.1 I0.2 W0.2
+        rank 1  F0.0 I0.0 F0.1 I0.1 W0.0 W0.1 F0.2 I0.2 W0.2
     """
     p, m, n, hop, split = net.num_stages, net.accumulate_steps, net.num_parts, net.hop, net.split
     seqs = sequences(net.num_chunks, groups)
@@ -129,7 +130,7 @@ def list_schedule(net: Network, groups: Sequence[int], ahead: Optional[Sequence[
 def steady_pattern(net: Network, groups: Sequence[int], slope: float = 1, extra: int = 0) -> Numbers:
     """Orders in a fixed rhythm: startup forwards, then forward, I and W in turn, W once the room is full, whatever things cost.
 
-    The startup of rank r is ``slope`` * (p-1-r) + (V-1) * g_0 + ``extra`` forwards. With slope 1 and room for
+    With whole backwards it is forward and B in turn, the order of VPP. The startup of rank r is ``slope`` * (p-1-r) + (V-1) * g_0 + ``extra`` forwards. With slope 1 and room for
     p micro-batches it is the interleaved zero-bubble 1F1B of torch.distributed.pipelining: makespan
     m(F+I+W) + (p-1)(F+I-W)/V at a peak of p micro-batches. p=2, V=1, m=3, room for 2:
 
@@ -138,28 +139,30 @@ def steady_pattern(net: Network, groups: Sequence[int], slope: float = 1, extra:
     """
     p, m, n = net.num_stages, net.accumulate_steps, net.num_parts
     seqs = sequences(net.num_chunks, groups)
-    count, size, orders = len(seqs.forward), net.room.size, []
+    count = len(seqs.forward)
+    orders = []
     for rank in range(p):
-        order, held, weights = [], 0, 0
-        limit = net.room.limit[rank]
-        number = lambda kind, entry: (kind * n + entry[0] * p + rank) * m + entry[1]
+        size, limit = net.room.size[rank::p], net.room.limit[rank]
+        place = lambda kind, entry: (kind * n + entry[0] * p + rank) * m + entry[1]
         startup = min(count, int(slope * (p - 1 - rank)) + (net.num_chunks - 1) * groups[0] + extra)
-        for k, (chunk, i) in enumerate(seqs.backward):
-            for place in range(startup + k if k else 0, min(count, startup + k + 1)):
-                forward = seqs.forward[place]
-                while weights < k and held + size[forward[0] * p + rank] > limit:
-                    order.append(number(2, seqs.backward[weights]))
-                    held -= size[seqs.backward[weights][0] * p + rank]
-                    weights += 1
-                order.append(number(0, forward))
-                held += size[forward[0] * p + rank]
-            order.append(number(1, (chunk, i)))
-            following = seqs.forward[min(count - 1, startup + k + 1)]
-            if startup + k + 1 >= count or held + size[following[0] * p + rank] > limit:
-                order.append(number(2, seqs.backward[weights]))
-                held -= size[seqs.backward[weights][0] * p + rank]
+        order = [place(0, entry) for entry in seqs.forward[:startup]]
+        held, weights = sum(size[chunk] for chunk, _ in seqs.forward[:startup]), 0
+        for done, entry in enumerate(seqs.backward):
+            following = seqs.forward[startup + done] if startup + done < count else None
+            if following:
+                order.append(place(0, following))
+                held += size[following[0]]
+            order.append(place(1, entry))
+            following = seqs.forward[startup + done + 1] if startup + done + 1 < count else None
+            while weights <= done and (not net.split or following is None or held + size[following[0]] > limit):
+                freed = seqs.backward[weights]
+                held -= size[freed[0]]
                 weights += 1
-        order += [number(2, entry) for entry in seqs.backward[weights:]]
+                if net.split:
+                    order.append(place(2, freed))
+                if following is None:
+                    break  # the rest of the W one by one between the last I
+        order += [place(2, entry) for entry in seqs.backward[weights:]] if net.split else []
         orders.append(order)
     return orders
 
@@ -237,7 +240,7 @@ def zero_bubble(num_stages: int, num_chunks: int, accumulate_steps: int, groups:
     best = None
     for cap in caps:
         net = Network(p, v, m, costs, room_of(cap, p, v))
-        found = fastest(net, groups, budget=1_500_000)
+        found = fastest(net, groups, budget=400_000)
         if best is None or found[0] < best[0] * (1 - 1e-9):
             best = found
         if best[0] <= net.bound() * (1 + 1e-9):

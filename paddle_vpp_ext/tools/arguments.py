@@ -8,8 +8,6 @@ from pathlib import Path
 
 from .command import CommandError
 
-NEEDS_NUMPY = "planning needs numpy, and importing it failed ({}): pip install numpy"
-
 
 def add_pipeline(parser) -> None:
     """``--pp``, ``--vpp`` and ``--acc``."""
@@ -69,7 +67,7 @@ def need_numpy() -> None:
     try:
         import numpy  # noqa: F401
     except ImportError as error:
-        raise CommandError(NEEDS_NUMPY.format(error), 1) from None
+        raise CommandError(f"planning needs numpy, and importing it failed ({error}): pip install numpy", 1) from None
 
 
 def costs_of(args):

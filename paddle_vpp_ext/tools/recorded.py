@@ -1,12 +1,12 @@
 """Recorded runs: the files of all ranks read, their clocks aligned, and where the time went."""
 import json
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..schedule.action import Action
 from ..schedule.costs import Costs
 from ..schedule.plan import plan_orders
-from .timeline import Block, Rows, by_rank, from_plan, num_chunks
+from .timeline import Block, Rows, from_plan, num_chunks
 
 
 class RecordingError(ValueError):
@@ -16,7 +16,7 @@ class RecordingError(ValueError):
 class Wait(NamedTuple):
     """A rank's wait; ``transfer`` is its text form, or None where all ranks wait for each other. Seconds."""
 
-    transfer: str
+    transfer: Optional[str]
     start: float
     end: float
 
@@ -41,16 +41,23 @@ class Run(NamedTuple):
     clock_error: float
 
 
-def load(folder) -> List[Run]:
-    """The runs in a folder, the newest last. RecordingError; OSError if a file cannot be read."""
+def load(folder, rank: Optional[int] = None) -> Tuple[Run, int]:
+    """(the newest run in a folder, how many others there are); with ``rank`` of those in which this process was.
+
+    RecordingError; OSError if a file cannot be read.
+    """
     files: Dict[str, Dict[int, Tuple[dict, Dict[int, RankStep]]]] = {}
     for path in sorted(Path(folder).glob("*-rank*.jsonl")):
-        run, rank, head, steps = _read(path)
-        files.setdefault(run, {})[rank] = head, steps
+        run, stage, head, steps = _read(path)
+        if rank is None or rank in head["ranks"]:
+            files.setdefault(run, {})[stage] = head, steps
     if not files:
-        raise RecordingError(f"{folder} has no recording: train with schedule_mode=\"…:trace=DIR\" or PADDLE_VPP_TRACE=DIR")
-    newest_last = sorted(files, key=lambda run: float(run.split()[0]))
-    return [_run(folder, files[run]) for run in newest_last]
+        raise RecordingError(
+            f"{folder} has no recording" + (f" with rank {rank}" if rank is not None else "")
+            + ': train with schedule_mode="…:trace=DIR" or PADDLE_VPP_TRACE=DIR'
+        )
+    newest = max(files, key=lambda run: float(run.split()[0]))
+    return _run(folder, files[newest]), len(files) - 1
 
 
 def _read(path):
@@ -123,27 +130,31 @@ def accounts(steps: Sequence[Sequence[RankStep]]) -> List[Account]:
     A wait is for the rank at the other end until that one was ready for the transfer, and
     transfer from then on; where all wait for each other, it is for the rank that came last.
     """
-    totals = [Account(0.0, 0.0, {}, 0.0) for _ in steps[0]]
-    for step in steps:
-        for rank, mine in enumerate(step):
-            waiting, transfer, inside = dict(totals[rank].waiting), 0.0, 0.0
-            gathers = 0
-            for wait in mine.waits:
-                peer, ready = _other_end(step, rank, wait, gathers)
-                gathers += wait.transfer is None
-                split = min(max(ready, wait.start), wait.end)
-                if peer != rank:
-                    waiting[peer] = waiting.get(peer, 0.0) + split - wait.start
-                    transfer += wait.end - split
-                else:
-                    transfer += wait.end - wait.start
-                inside += sum(max(0.0, min(wait.end, b.end) - max(wait.start, b.start)) for b in mine.blocks)
-            compute = sum(b.end - b.start for b in mine.blocks) - inside
-            before = totals[rank]
-            totals[rank] = Account(
-                before.total + mine.end - mine.start, before.compute + compute, waiting, before.transfer + transfer
-            )
-    return totals
+    return [_sum([_account(step, rank) for step in steps]) for rank in range(len(steps[0]))]
+
+
+def _sum(parts):
+    waiting = {}
+    for part in parts:
+        for peer, seconds in part.waiting.items():
+            waiting[peer] = waiting.get(peer, 0.0) + seconds
+    add = lambda name: sum(getattr(part, name) for part in parts)
+    return Account(add("total"), add("compute"), waiting, add("transfer"))
+
+
+def _account(step, rank):
+    mine, waiting, transfer, gathers = step[rank], {}, 0.0, 0
+    compute = sum(block.end - block.start for block in mine.blocks)
+    for wait in mine.waits:
+        peer, ready = _other_end(step, rank, wait, gathers)
+        gathers += wait.transfer is None
+        split = min(max(ready, wait.start), wait.end)
+        if split > wait.start:
+            waiting[peer] = waiting.get(peer, 0.0) + split - wait.start
+        transfer += wait.end - split
+        # Where transfers are in the hands of a pair, it waits inside of its actions.
+        compute -= sum(max(0.0, min(wait.end, b.end) - max(wait.start, b.start)) for b in mine.blocks)
+    return Account(mine.end - mine.start, compute, waiting, transfer)
 
 
 def _other_end(step, rank, wait, gathers):

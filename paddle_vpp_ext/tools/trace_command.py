@@ -24,6 +24,7 @@ def add_command(commands) -> None:
     merge = actions.add_parser("merge", help="align the clocks; write trace, picture and table", description=DESCRIPTION, **words)
     merge.add_argument("folder", metavar="DIR", help="what schedule_mode's trace= or PADDLE_VPP_TRACE named")
     merge.add_argument("--step", type=arguments.whole(0), metavar="N", help="draw this step and account for it alone")
+    merge.add_argument("--rank", type=arguments.whole(0), metavar="R", help="of several pipelines, that of this process")
     merge.add_argument("--out", metavar="DIR", help="write there instead")
     merge.set_defaults(run=run)
 
@@ -34,14 +35,14 @@ def run(args) -> int:
     from . import picture, recorded, trace
 
     try:
-        runs = recorded.load(args.folder)
+        newest, others = recorded.load(args.folder, args.rank)
     except (recorded.RecordingError, OSError) as error:
         raise CommandError(str(error)) from None
-    newest, out = runs[-1], Path(args.out or args.folder)
+    out = Path(args.out or args.folder)
     numbers, drawn = _steps(newest, args)
     head = newest.head
     title = f"{head['schedule']}, p={head['num_stages']}, V={head['num_chunks']}, m={newest.steps[drawn][0].accumulate_steps}, step {drawn}"
-    print(_about(runs, newest))
+    print(_about(newest, others))
     print(table(recorded.accounts([newest.steps[n] for n in numbers]), len(numbers), _which(newest, args, numbers)))
     arguments.write_file(out / "trace.json", lambda path: _save_trace(trace, recorded, newest, path))
     panels = {"plan": recorded.planned(newest, newest.steps[drawn]), "run": recorded.rows_of(newest.steps[drawn])}
@@ -64,9 +65,9 @@ def _steps(newest, args):
     return training[1:] or training, training[-1]
 
 
-def _about(runs, newest):
-    others = f" ({len(runs) - 1} older in the folder are left out)" if len(runs) > 1 else ""
-    return f"{len(newest.steps)} steps of {newest.head['num_stages']} ranks{others}, clocks aligned to {newest.clock_error * 1e3:.1f} ms"
+def _about(newest, others):
+    left_out = f" ({others} other recordings in the folder are left out)" if others else ""
+    return f"{len(newest.steps)} steps of {newest.head['num_stages']} ranks{left_out}, clocks aligned to {newest.clock_error * 1e3:.1f} ms"
 
 
 def _which(newest, args, numbers):

@@ -61,9 +61,10 @@ def exchange_all_dtypes():
                 if as_list(received) != as_list(expected) or received.dtype != expected.dtype:
                     wrong.append((dtype, shape, received, expected))
     strided = paddle.arange(6, dtype="float32").reshape([2, 3]).t()
-    channels.send(other, "F", one(strided))
+    sent = channels.send(other, "F", one(strided))
     received = paddle.zeros([3, 2])
     channels.receive(other, "F", one(received)).wait(20)
+    sent.wait(20)  # close() fails what is not sent yet
     if as_list(received) != [[0, 3], [1, 4], [2, 5]]:
         wrong.append(("strided", received))
     channels.close()

@@ -12,6 +12,7 @@ from paddle_vpp_ext.fleet import trace_file
 from paddle_vpp_ext.tools import recorded
 from pool import WorkerError, get_pool
 from test_gradients import descs
+from test_overlap import blocks, wrap
 from training import batch, build
 
 
@@ -37,7 +38,7 @@ def test_every_step_of_every_rank_is_there_and_nothing_else_changes(tmp_path, by
     plain = get_pool(2).run(train, "VPP", None, [5, 5, 3])
     traced = get_pool(2).run(train, schedule, variable, [5, 5, 3])
     assert [losses for losses, _ in traced] == [losses for losses, _ in plain]
-    run, = recorded.load(folder)
+    run, _ = recorded.load(folder)
     assert run.head["schedule"] == "VPP" and run.head["num_chunks"] == 2
     assert {n: (step[0].training, step[0].accumulate_steps) for n, step in run.steps.items()} == {
         0: (True, 5), 1: (True, 5), 2: (True, 3), 3: (False, 3),
@@ -52,11 +53,25 @@ def test_every_step_of_every_rank_is_there_and_nothing_else_changes(tmp_path, by
 
 def test_an_action_starts_after_what_it_needs_ended_on_the_other_rank(tmp_path):
     get_pool(2).run(train, f"VPP:trace={tmp_path}", None, [6])
-    run, = recorded.load(tmp_path)
+    run, _ = recorded.load(tmp_path)
     ends = {(b.kind, b.chunk * 2 + b.rank, b.micro_batch): b for rank in run.steps[0] for b in rank.blocks}
     for (kind, part, i), block in ends.items():
         before = ends.get((kind, part - 1 if kind == "F" else part + 1, i))
         assert before is None or before.end <= block.start
+
+
+def overlapped_step(folder):
+    engine = wrap("protocol", blocks(4), 2, f"VPP:overlap=on,overlap_p2p_comm=on,trace={folder}", 6)
+    engine.forward_backward_pipeline(list(batch(0, 12)))
+    return [str(a) for a in engine.plan().orders[engine.stage_id]]
+
+
+def test_a_forward_and_a_backward_that_run_together_are_recorded_both(tmp_path):
+    orders = get_pool(2).run(overlapped_step, str(tmp_path))
+    run, _ = recorded.load(tmp_path)
+    assert [[str(block.action) for block in rank.blocks] for rank in run.steps[0]] == orders
+    for account in recorded.accounts([run.steps[0]]):
+        assert account.compute > 0 and account.other >= -1e-6, "a wait inside an action is no computation"
 
 
 def test_files_hold_whole_lines_while_the_training_goes_on(tmp_path):

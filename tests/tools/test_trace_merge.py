@@ -24,12 +24,12 @@ def line(step, rank, start, training=True):
 def folder(tmp_path):
     """Three steps of two ranks whose clocks are 100 s apart."""
     for rank in range(2):
-        write(tmp_path, rank, "10.0 0 [0, 1]")
+        write(tmp_path, rank, "10.0 [0, 1]")
     return tmp_path
 
 
 def write(folder, rank, run, name="", start=1000.0, steps=3):
-    head = {"run": run, "rank": rank, "num_stages": 2, "num_chunks": 1, "schedule": "VPP", "blocking": False,
+    head = {"run": run, "rank": rank, "ranks": [0, 1], "num_stages": 2, "num_chunks": 1, "schedule": "VPP",
             "clock_offset": 100.0 * rank, "clock_error": 0.001}
     lines = [head, *(line(k, rank, start + k + 100.0 * rank) for k in range(steps))]
     path = folder / f"engine0-pipeline0{name}-rank{rank}.jsonl"
@@ -38,7 +38,7 @@ def write(folder, rank, run, name="", start=1000.0, steps=3):
 
 
 def test_where_the_time_went_is_told_per_rank_and_for_whom(folder):
-    run, = recorded.load(folder)
+    run, _ = recorded.load(folder)
     first, second = recorded.accounts([run.steps[1], run.steps[2]])
     ms = lambda value: pytest.approx(2 * value / 1000, abs=1e-6)
     # Rank 0 waits from 11 for rank 1, which sends at 55; the rest is transfer, as is its send, for which rank 1 was ready. At the end rank 0 comes last, at 85.
@@ -71,7 +71,7 @@ def test_the_table_and_the_picture_show_plan_and_run(command, folder):
     assert rows[1] == "1 95.0 35.0 37 % 34.0 36 % 15.0 16 % 11.0 12 % rank 0 34.0".split()
     assert all(f"wrote {folder / name}" in done.stderr for name in ("trace.json", "timeline.png"))
     assert (folder / "timeline.png").read_bytes().startswith(b"\x89PNG")
-    run, = recorded.load(folder)
+    run, _ = recorded.load(folder)
     plan = recorded.planned(run, run.steps[2])
     ends = {(b.rank, b.kind): pytest.approx(b.end) for b in plan}
     assert ends == {(0, "F"): 0.010, (1, "F"): 0.020, (1, "B"): 0.050, (0, "B"): 0.070}, "the measured times, without waits"
@@ -89,16 +89,22 @@ def test_one_step_can_be_asked_for_and_written_elsewhere(command, folder, tmp_pa
 def test_the_newest_run_is_taken_and_older_files_are_told(command, folder):
     pytest.importorskip("matplotlib")
     for rank in range(2):
-        write(folder, rank, "20.0 0 [0, 1]", name="-new", start=5000.0, steps=1)
+        write(folder, rank, "20.0 [0, 1]", name="-new", start=5000.0, steps=1)
     done = command("trace", "merge", folder)
-    assert "1 steps of 2 ranks (1 older in the folder are left out)" in done.stdout
+    assert "1 steps of 2 ranks (1 other recordings in the folder are left out)" in done.stdout
+
+
+def test_the_pipeline_of_one_process_can_be_asked_for(command, folder):
+    done = command("trace", "merge", folder, "--rank", 2)
+    assert done.returncode == 2 and "has no recording with rank 2" in done.stderr
+    assert recorded.load(folder, 1)[0].head["ranks"] == [0, 1]
 
 
 def test_steps_that_a_rank_lacks_are_left_out(folder):
-    path = write(folder, 1, "10.0 0 [0, 1]")
+    path = write(folder, 1, "10.0 [0, 1]")
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     path.write_text("".join(lines[:3]) + lines[3][:40], encoding="utf-8")  # killed in the third step
-    run, = recorded.load(folder)
+    run, _ = recorded.load(folder)
     assert list(run.steps) == [0, 1]
 
 
@@ -109,7 +115,7 @@ def test_steps_that_a_rank_lacks_are_left_out(folder):
     (lambda folder: (folder / "engine0-pipeline0-rank1.jsonl").write_text("[1]\n", encoding="utf-8"), "is no recording of paddle_vpp_ext"),
     (lambda folder: (folder / "engine0-pipeline0-rank1.jsonl").write_bytes(b"\xff\xfe\n"), "is no recording of paddle_vpp_ext"),
     (lambda folder: (folder / "engine0-pipeline0-rank1.jsonl").write_text("", encoding="utf-8"), "is no recording of paddle_vpp_ext"),
-    (lambda folder: [write(folder, rank, "10.0 0 [0, 1]", steps=0) for rank in range(2)], "has no step that all ranks have recorded"),
+    (lambda folder: [write(folder, rank, "10.0 [0, 1]", steps=0) for rank in range(2)], "has no step that all ranks have recorded"),
 ])
 def test_what_is_missing_is_told_in_one_sentence(command, folder, spoil, sentence):
     spoil(folder)

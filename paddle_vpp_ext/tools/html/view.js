@@ -31,6 +31,7 @@ function makeFields() {
       const slider = make("input", label), number = make("input", label);
       Object.assign(slider, {type: "range", id: key, min: least, step});
       Object.assign(number, {type: "number", id: key + "-number", min: least, step: step < 1 ? "any" : 1});
+      if (step === 1) number.max = Math.max(4 * most, state[key]);  // more would take the page seconds
       number.required = key !== "limit";
       if (key === "limit") number.placeholder = "none";
       slider.max = Math.max(most, state[key] ?? 0);

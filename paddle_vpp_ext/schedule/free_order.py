@@ -1,0 +1,149 @@
+"""Orders that follow no sequence: list schedules with handicaps, and annealing. For pipelines small enough to try many.
+
+Makes the difference where room is scarce or parts are uneven; on large pipelines the orders of ``zero_bubble`` do.
+"""
+import math
+import random
+from heapq import heappop, heappush
+from itertools import accumulate
+from typing import Optional, Sequence, Tuple
+
+from .network import INFINITE, Network, Numbers
+
+
+def free_schedule(net: Network, handicap: Sequence[Sequence[float]]) -> Optional[Tuple[float, Numbers]]:
+    """(makespan, orders): each rank does the action with the least start + ``handicap[kind][part]``.
+
+    A forward is only done if its rank can still finish all that it has begun, oldest micro-batch first (the
+    banker's rule), so that it never deadlocks. None if the room is too small for one micro-batch.
+    """
+    p, v, m, n, hop = net.num_stages, net.num_chunks, net.accumulate_steps, net.num_parts, net.hop
+    kinds, times, size, chunks = len(net.kinds), net.time, net.room.size, range(v)
+    there = [[[INFINITE] * (m + 1) for _ in range(n)] for _ in range(2)]  # when the input of F, and of I or B, is there
+    there[0][0][:m] = [0.0] * m
+    done = [[0] * n for _ in range(3)]  # how many of each kind a part has begun
+    clock, held, version, choice = [0.0] * p, [0] * p, [0] * p, [None] * p
+    reserve = [list(accumulate(size[rank::p])) for rank in range(p)]  # what chunks 0..c of a micro-batch take
+    orders, queue = [[] for _ in range(p)], []
+
+    def is_safe(rank, part):
+        limit = net.room.limit[rank]
+        if held[rank] + size[part] > limit:
+            return False
+        forwards, freed, i = done[0], done[2], done[0][part]
+        for chunk in chunks:
+            oldest = freed[chunk * p + rank]
+            if oldest < i:
+                later = size[part]
+                for s in range(rank, n, p):
+                    later += size[s] * max(0, forwards[s] - max(freed[s], oldest + 1))
+                if later + reserve[rank][chunk] > limit:
+                    return False
+        return True
+
+    def choose(rank):
+        now, best = clock[rank], None
+        for part in range(rank, n, p):
+            for kind in (1, 0):
+                start = there[kind][part][done[kind][part]]
+                if start < INFINITE and (kind or is_safe(rank, part)):
+                    start = max(start, now)
+                    entry = start + handicap[kind][part], start, kind, part
+                    if best is None or entry < best:
+                        best = entry
+            if kinds == 3 and done[2][part] < done[1][part]:
+                entry = now + handicap[2][part], now, 2, part
+                if best is None or entry < best:
+                    best = entry
+        version[rank] += 1
+        if best:
+            choice[rank] = best
+            heappush(queue, (best[1], rank, version[rank]))
+
+    for rank in range(p):
+        choose(rank)
+    while queue:
+        _, rank, stamp = heappop(queue)
+        if stamp != version[rank]:
+            continue
+        _, now, kind, part = choice[rank]
+        i, peer = done[kind][part], rank
+        done[kind][part] = i + 1
+        clock[rank] = end = now + times[kind][part]
+        orders[rank].append((kind * n + part) * m + i)
+        if kind == 0:
+            held[rank] += size[part]
+            target, later = (there[0][part + 1], end + hop) if part < n - 1 else (there[1][part], end)
+            target[i] = later
+            peer = (rank + 1) % p if part < n - 1 else rank
+        elif kind == 1 and part:
+            there[1][part - 1][i] = end + hop
+            peer = (rank - 1) % p
+        if kind == 2 or kind == 1 and kinds == 2:
+            held[rank] -= size[part]
+            done[2][part] = i + 1
+        choose(rank)
+        if peer != rank:
+            choose(peer)
+    return (max(clock), orders) if all(count == m for count in done[2]) else None
+
+
+def random_handicaps(net: Network, seed: int):
+    """Handicaps of the ``seed``-th try: alike on all ranks or each its own, from slight to twice an action's time."""
+    rnd = random.Random(seed)
+    n, p = net.num_parts, net.num_stages
+    unit = sum(map(sum, net.time)) / (len(net.kinds) * n)
+    scale = rnd.choice((0.2, 0.5, 1, 2)) * unit
+    draw = lambda kind: rnd.random() * scale + (0.5 * unit if kind == 2 else 0)
+    if seed % 2:
+        by_chunk = [[draw(kind) for _ in range(net.num_chunks)] for kind in range(3)]
+        return [[row[s // p] for s in range(n)] for row in by_chunk]
+    return [[draw(kind) for _ in range(n)] for kind in range(3)]
+
+
+def anneal(net: Network, orders: Numbers, makespan: float, tries: int, seed: int) -> Tuple[float, Numbers]:
+    """The best (makespan, orders) met while actions are moved within their ranks, worse ones accepted ever more rarely.
+
+    Simulated annealing (Kirkpatrick et al. 1983) from a temperature of half an action's time down to nothing.
+    Never leaves the room, and stops at the net's bound.
+    """
+    net.build()
+    rnd = random.Random(seed)
+    bound = net.bound() * (1 + 1e-9)
+    current, now = [list(order) for order in orders], makespan
+    best = makespan, orders
+    hottest = 0.5 * sum(map(sum, net.time)) / (len(net.kinds) * net.num_parts)
+    steps, p = (-6, -4, -3, -2, -1, -1, -1, 1, 1, 1, 2, 3, 4, 6), net.num_stages
+    for count in range(tries):
+        if best[0] <= bound:
+            break
+        rank = rnd.randrange(p)
+        order = current[rank]
+        at = int(rnd.random() * len(order))
+        moved = _moved(net, order, at, at + rnd.choice(steps))
+        if moved is None or not net.fits(rank, moved):
+            continue
+        current[rank] = moved
+        heat = hottest * (1 - count / tries)
+        result = net.evaluate(current, now - heat * math.log(1 - rnd.random()))
+        if result is None:
+            current[rank] = order
+            continue
+        now = result[0]
+        if now < best[0]:
+            best = now, [list(order) for order in current]
+    return best
+
+
+def _moved(net, order, at, to):
+    """``order`` with the action at ``at`` moved to ``to``; None if it would pass its own stream, or what it needs or makes."""
+    if not 0 <= to < len(order):
+        return None
+    action, stream, need = order[at], net.stream, net.need
+    passed = order[at + 1:to + 1] if to > at else order[to:at]
+    for other in passed:
+        if stream[other] == stream[action] or need[other] == action or need[action] == other:
+            return None
+    if to > at:
+        return order[:at] + passed + [action] + order[to + 1:]
+    return order[:to] + [action] + passed + order[at + 1:]
