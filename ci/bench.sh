@@ -7,4 +7,4 @@ source ci/environment.sh
 make_environment .venv
 pip install -q -e '.[cpu]'
 python -m paddle_vpp_ext.tools.bench plan
-python -m paddle.distributed.launch --nproc_per_node 4 --log_dir output/bench -m paddle_vpp_ext.tools.bench steps
+python -m paddle.distributed.launch --nproc_per_node 4 --log_dir output/bench paddle_vpp_ext/tools/bench.py steps

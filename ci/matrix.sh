@@ -9,10 +9,10 @@ releases=("$@")
 [ $# -gt 0 ] || releases=(2.6.2 3.0.0 3.1.1 3.2.2 3.3.1)
 pure=(schedule executor tools)
 
-# environment RELEASE: makes it, or reuses one that was completed from the same setup.py and Python, and enters it.
+# environment RELEASE: makes it, or reuses one that was completed from the same setup.py and Python in this place, and enters it.
 environment() {
     local folder=.matrix/$1 recipe
-    recipe="$("${PYTHON:-python3}" -V) $(cksum <setup.py)"
+    recipe="$("${PYTHON:-python3}" -V) $(cksum <setup.py) $PWD"
     [ "$(cat "$folder/complete" 2>/dev/null)" = "$recipe" ] || rm -rf "$folder"
     make_environment "$folder"
     if [ ! -e "$folder/complete" ]; then

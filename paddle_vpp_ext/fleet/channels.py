@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import logging
+import math
 import os
 import queue
 import secrets
@@ -423,7 +424,8 @@ def _send_tensor(sock, tensor):
     if sent < len(head):
         sock.sendall(head[sent:])
         sent = len(head)
-    sock.sendall(data[sent - len(head) :])
+    if sent < len(head) + len(data):
+        sock.sendall(data[sent - len(head) :])
 
 
 def _receive_tensor(sock, tensor, limit):
@@ -431,25 +433,37 @@ def _receive_tensor(sock, tensor, limit):
         raise ValueError("a tensor to be filled must be contiguous")
     data = _memory_of(tensor)
     head = bytearray(_LENGTH.size)
-    _receive_into(sock, memoryview(head), limit)
+    count = _receive_some(sock, [head, data] if len(data) else [head], limit)  # in one call, if all is there
+    if count < len(head):
+        _receive_into(sock, memoryview(head)[count:], limit)
+        count = len(head)
     (length,) = _LENGTH.unpack(head)
     if length != len(data):
         raise ValueError(
             f"the sent tensor has {length} bytes, the one to be filled {len(data)} "
             f"(shape {list(tensor.shape)}, {tensor.dtype})"
         )
-    _receive_into(sock, data, limit)
+    _receive_into(sock, data[count - len(head) :], limit)
 
 
 def _receive_into(sock, data, limit=None):
     """Fill `data`; `limit` is that of a waiting caller, None in a thread that may block for ever."""
     while len(data):
-        while limit is not None and not select.select([sock], [], [], limit.until_tick())[0]:
-            limit.tick()
-        count = sock.recv_into(data, len(data), socket.MSG_WAITALL if limit is None else 0)
+        data = data[_receive_some(sock, [data], limit) :]
+
+
+def _receive_some(sock, buffers, limit):
+    """Receive into the buffers, one after the other, as much as is there; wait until something is."""
+    while True:
+        try:
+            count = sock.recvmsg_into(buffers, 0, socket.MSG_WAITALL if limit is None else socket.MSG_DONTWAIT)[0]
+        except BlockingIOError:
+            if not select.select([sock], [], [], limit.until_tick())[0]:
+                limit.tick()
+            continue
         if count == 0:
             raise ConnectionError("the other process has ended or closed the connection")
-        data = data[count:]
+        return count
 
 
 def _has_room(sock, size):
@@ -466,7 +480,7 @@ def _memory_of(tensor):
     """The memory of a contiguous CPU tensor of any dtype, as bytes and without a copy."""
     if not tensor.place.is_cpu_place():
         raise ValueError(f"only tensors in CPU memory can be transferred, not one on {tensor.place}")
-    size = int(tensor.size) * tensor.element_size()
+    size = math.prod(tensor.shape) * tensor.element_size()
     if size == 0:
         return memoryview(b"")
     return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")

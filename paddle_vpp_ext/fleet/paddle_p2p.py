@@ -1,5 +1,6 @@
 """What Paddle's own pipeline engines send, over our channels: without it they fail on CPU at the first transfer."""
 import functools
+import math
 
 import paddle
 
@@ -54,11 +55,11 @@ class _Route:
         # Paddle frees an output once it is sent, sometimes before: hold its memory by another tensor.
         tensor = tensor.detach()
         peer = self._next if kind == "F" else self._previous
-        return self._channels.send(peer, kind, lambda transfer: transfer(tensor), tensor.size * tensor.element_size())
+        return self._channels.send(peer, kind, lambda transfer: transfer(tensor), math.prod(tensor.shape) * tensor.element_size())
 
     def _receive(self, kind, tensor):
         peer = self._previous if kind == "F" else self._next
-        return self._channels.receive(peer, kind, lambda transfer: transfer(tensor), tensor.size * tensor.element_size())
+        return self._channels.receive(peer, kind, lambda transfer: transfer(tensor), math.prod(tensor.shape) * tensor.element_size())
 
     def _start(self, send_previous, receive_previous, send_next, receive_next, hcg):
         """Start all of it and return the tickets."""

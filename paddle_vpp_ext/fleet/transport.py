@@ -1,5 +1,6 @@
 """The transport on CPU: messages over channels, beside the computation."""
 import json
+import math
 from typing import Any, List, Sequence, Tuple
 
 import numpy as np
@@ -91,7 +92,7 @@ class ChannelTransport:
 
 
 def _bytes_of(tensors):
-    return sum(tensor.size * tensor.element_size() for tensor in tensors)
+    return sum(math.prod(tensor.shape) * tensor.element_size() for tensor in tensors)
 
 
 class _Watched:

@@ -109,7 +109,7 @@ def view_of(tensor):
     """
     import paddle
 
-    if not tensor.size:
+    if 0 in tensor.shape:
         return tensor
     with without_amp():
         return tensor.transpose(list(range(tensor.ndim)))

@@ -2,13 +2,15 @@
 import contextlib
 import gc
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import List, Mapping, Optional, Sequence, Tuple
 
 from .action import Order, format_order
 from .costs import UNIT, Costs
 from .flow import Flow, Program
+from .fthenb import forward_only as evaluation
+from .grouping import even
 from .registry import SCHEDULES, group_sizes
 from .simulate import Simulation, Stuck, simulate, time_orders
 from .transfers import BLOCKING_PLACEMENTS, OVERLAPPED_PAIRS, OVERLAPPED_PLACEMENT, Events, place, programs_of
@@ -24,7 +26,7 @@ class Plan:
 
     ``orders[r]`` are rank r's actions, ``programs[r]`` the same with its exchanges placed for a
     transport whose exchanges block (``blocking``) or run beside the actions. With ``startups``, each
-    rank's forwards before the steady phase, the pairs of that phase run together. Made by ``make_plan``
+    rank's forwards before the steady phase, the pairs of that phase run together. ``note`` says why these orders. Made by ``make_plan``
     or ``plan_orders``, which verify it.
     """
 
@@ -39,6 +41,7 @@ class Plan:
     placement: str = ""
     events: Events = field(repr=False, default=None)
     startups: Optional[List[int]] = None
+    note: str = ""
 
     @cached_property
     def serial_programs(self) -> List[Program]:
@@ -74,7 +77,7 @@ def make_plan(
     """The plan of a registered schedule for p >= 2 stages, V >= 1 chunks and m >= 1 micro-batches.
 
     ``forward_only`` keeps the forwards alone (evaluation). ``costs`` decide where transfers are
-    placed. Raises ValueError for numbers that make no pipeline, ScheduleError (a ValueError)
+    placed, and the orders of ZBVPP and auto. Raises ValueError for numbers that make no pipeline, ScheduleError (a ValueError)
     for a schedule that cannot run.
     """
     for name, value, least in (
@@ -84,17 +87,27 @@ def make_plan(
     ):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
-    options = dict(options)
+    options, entry = dict(options), SCHEDULES[schedule]
     with _no_garbage_collection():
-        orders = SCHEDULES[schedule].orders(num_stages, num_chunks, accumulate_steps, **options)
-        startups = SCHEDULES[schedule].startups(num_stages, num_chunks, accumulate_steps, **options)
+        groups = (accumulate_steps,)
+        if "groups" in entry.keys:
+            groups = group_sizes(num_stages, accumulate_steps, options.get("groups", entry.groups))
+        if entry.by_costs and forward_only:  # there is no backward to be clever about
+            orders = evaluation(num_stages, num_chunks, groups if "groups" in entry.keys else even(num_stages, accumulate_steps))
+        elif entry.by_costs:
+            costs = options.setdefault("costs", costs)
+            options["blocking"] = blocking
+            orders = entry.orders(num_stages, num_chunks, accumulate_steps, **options)
+        else:
+            orders = entry.orders(num_stages, num_chunks, accumulate_steps, **options)
+        startups = entry.startups(num_stages, num_chunks, accumulate_steps, **options)
         if forward_only:
             orders = [[action for action in order if action.kind == "F"] for order in orders]
             startups = None
-        groups = (accumulate_steps,)
-        if "groups" in SCHEDULES[schedule].keys:
-            groups = group_sizes(num_stages, accumulate_steps, options.get("groups", "first"))
-        return plan_orders(orders, num_chunks, accumulate_steps, schedule, groups, blocking, forward_only, costs, startups)
+        plan = plan_orders(orders, num_chunks, accumulate_steps, schedule, groups, blocking, forward_only, costs, startups)
+        if entry.note and not forward_only:
+            plan = replace(plan, note=entry.note(num_stages, num_chunks, accumulate_steps, **options))
+        return plan
 
 
 def plan_orders(

@@ -7,10 +7,14 @@ import re
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Union
 
 from .action import Action, Order
+from .costs import UNIT, Costs
 from .fthenb import fthenb
 from .grouping import GROUPINGS, check_groups
 from .interleave import interleaved, startup_forwards
+from .memory import read_memory
+from .search import search
 from .verify import ScheduleError
+from .zero_bubble import zero_bubble
 
 
 def vpp(num_stages, num_chunks, accumulate_steps, groups="first", slope=None, overlap=False) -> List[Order]:
@@ -29,6 +33,22 @@ def vpp_startups(num_stages, num_chunks, accumulate_steps, groups="first", slope
         )
     sizes = group_sizes(num_stages, accumulate_steps, groups)
     return [startup_forwards(rank, num_stages, num_chunks, sizes, slope, overlap) for rank in range(num_stages)]
+
+
+def zbvpp(num_stages, num_chunks, accumulate_steps, groups="even", cap=None, costs=UNIT, blocking=False) -> List[Order]:
+    """VPP with split backwards and no bubble but the first; ``cap``: micro-batches' activations that a rank may hold."""
+    sizes = group_sizes(num_stages, accumulate_steps, groups)
+    return zero_bubble(num_stages, num_chunks, accumulate_steps, sizes, cap, costs)
+
+
+def auto(num_stages, num_chunks, accumulate_steps, memory=None, profile=None, costs=UNIT, blocking=False) -> List[Order]:
+    """The fastest orders that ``search`` finds. ``profile`` is the engine's affair: it measures costs and plans anew."""
+    return search(num_stages, num_chunks, accumulate_steps, costs, memory, blocking).orders
+
+
+def auto_note(num_stages, num_chunks, accumulate_steps, memory=None, profile=None, costs=UNIT, blocking=False) -> str:
+    """What ``auto`` chose and what it expects (the search is done once)."""
+    return str(search(num_stages, num_chunks, accumulate_steps, costs, memory, blocking))
 
 
 def no_startups(*args, **options) -> None:
@@ -68,17 +88,52 @@ def read_slope(text: str) -> int:
     return int(text)
 
 
+def read_cap(text: str) -> float:
+    """A positive number of micro-batches."""
+    try:
+        cap = float(text)
+    except ValueError:
+        cap = 0.0
+    if not 0 < cap < float("inf"):
+        raise ValueError(f"{text!r} is no positive number of micro-batches")
+    return cap
+
+
+def read_steps(text: str) -> int:
+    """A whole number of steps, at least 1."""
+    if not re.fullmatch(r"[1-9][0-9]*", text, re.ASCII):
+        raise ValueError(f"{text!r} is no whole number of steps")
+    return int(text)
+
+
+def read_costs(text: str) -> Costs:
+    """The costs in a JSON file."""
+    try:
+        return Costs.load(text)
+    except OSError as error:
+        raise ValueError(f"cannot read {text}: {error.strerror or error}") from None
+
+
 class Schedule(NamedTuple):
-    """``orders`` makes the orders; ``keys`` are its options and how their text is read; ``startups`` as vpp_startups."""
+    """``orders`` makes the orders; ``keys`` are its options and how their text is read; ``startups`` as vpp_startups.
+
+    ``by_costs``: ``orders`` also takes ``costs`` and ``blocking``, and what it makes depends on them. ``groups``: the
+    grouping where the option is not given. ``note``, called like ``orders``, says in a sentence why these.
+    """
 
     orders: Callable[..., List[Order]]
     keys: Dict[str, Callable[[str], object]]
     startups: Callable[..., Optional[List[int]]] = no_startups
+    by_costs: bool = False
+    groups: str = "first"
+    note: Optional[Callable[..., str]] = None
 
 
 SCHEDULES: Dict[str, Schedule] = {
     "VPP": Schedule(vpp, {"groups": read_groups, "slope": read_slope, "overlap": read_switch}, vpp_startups),
     "FthenB": Schedule(fthenb, {}),
+    "ZBVPP": Schedule(zbvpp, {"groups": read_groups, "cap": read_cap}, by_costs=True, groups="even"),
+    "auto": Schedule(auto, {"memory": read_memory, "profile": read_steps, "costs": read_costs}, by_costs=True, note=auto_note),
 }
 
 _BUILT_IN = frozenset(SCHEDULES)

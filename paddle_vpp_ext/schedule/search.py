@@ -39,9 +39,11 @@ class Found(NamedTuple):
         return 1 - self.makespan / self.reference if self.reference else 0.0
 
     def __str__(self):
+        side = "shorter" if self.margin >= 0 else "longer"
+        over = max(0.0, self.makespan / self.bound - 1) if self.bound else 0.0
         return (
-            f"{self.how}: {self.makespan:.6g}, {self.margin:.1%} shorter than VPP:groups=first ({self.reference:.6g}), "
-            f"at most {self.makespan / self.bound - 1 if self.bound else 0:.1%} above the optimum (bound {self.bound:.6g}), "
+            f"{self.how}: {self.makespan:.6g}, {abs(self.margin):.1%} {side} than VPP:groups=first ({self.reference:.6g}), "
+            f"at most {over:.1%} above the optimum (bound {self.bound:.6g}), "
             f"peak {self.peak:.4g} micro-batches"
         )
 
@@ -138,9 +140,9 @@ def _improved(nets, pool, stop, effort):
         return []
     tried.sort(key=lambda entry: entry[0])
     best, vain = tried[0], 0
-    tries = int(effort * min(20_000, 1_500_000 // net.num_actions))
+    tries = int(effort * min(20_000, 3_000_000 // net.num_actions))
     for seed in range(10):
-        if best[0] <= stop or vain == 3:
+        if best[0] <= stop or vain == 4:
             break
         start = tried[seed % min(4, len(tried))]
         makespan, orders = anneal(net, start[3], start[0], tries, seed)

@@ -237,12 +237,9 @@ def zero_bubble(num_stages: int, num_chunks: int, accumulate_steps: int, groups:
         )
     else:
         caps = [cap]
-    best = None
-    for cap in caps:
-        net = Network(p, v, m, costs, room_of(cap, p, v))
-        found = fastest(net, groups, budget=400_000)
-        if best is None or found[0] < best[0] * (1 - 1e-9):
-            best = found
-        if best[0] <= net.bound() * (1 + 1e-9):
-            break
-    return net.actions(best[1])
+    nets = [Network(p, v, m, costs, room_of(cap, p, v)) for cap in caps]
+    for net in nets[:-1]:  # less memory where a few tries show that it costs nothing
+        makespan, orders = fastest(net, groups, budget=0)
+        if makespan <= net.bound() * (1 + 1e-9):
+            return net.actions(orders)
+    return nets[-1].actions(fastest(nets[-1], groups, budget=400_000)[1])

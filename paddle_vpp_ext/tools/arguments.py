@@ -17,7 +17,7 @@ def add_pipeline(parser) -> None:
 
 
 def add_costs(parser) -> None:
-    """``--forward``, ``--backward``, ``--weight``, ``--hop`` and ``--blocking``."""
+    """``--forward``, ``--backward``, ``--weight``, ``--hop``, ``--costs`` and ``--blocking``."""
     parser.add_argument("--forward", type=time, default=1.0, metavar="F", help="time of a chunk's forward (default 1)")
     parser.add_argument("--backward", type=time, default=2.0, metavar="B", help="time of a chunk's backward (default 2)")
     parser.add_argument(
@@ -25,6 +25,7 @@ def add_costs(parser) -> None:
         help="the weight gradient's part of B, for schedules that split the backward (default half)",
     )
     parser.add_argument("--hop", type=time, default=0.0, metavar="H", help="time of a transfer (default 0)")
+    parser.add_argument("--costs", metavar="FILE", help="times and bytes of every model part from a JSON file, instead of the above")
     parser.add_argument("--blocking", action="store_true", help="transfers block both ranks (synchronous NCCL)")
 
 
@@ -74,10 +75,22 @@ def costs_of(args):
     """The Costs of the arguments. A whole backward is I + W; halves add up to exactly what was asked for."""
     from ..schedule.costs import Costs
 
+    if args.costs:
+        try:
+            return Costs.load(args.costs)
+        except OSError as error:
+            raise CommandError(f"cannot read {args.costs}: {error.strerror or error}") from None
+        except ValueError as error:
+            raise CommandError(str(error)) from None
     weight = args.backward / 2 if args.weight is None else args.weight
     if weight > args.backward:
         raise CommandError(f"--weight {weight:g} is a part of --backward {args.backward:g} and cannot be more")
     return Costs(args.forward, args.backward - weight, weight, args.hop)
+
+
+def costs_text(args) -> str:
+    """The costs of the arguments, for people."""
+    return f"costs of {args.costs}" if args.costs else f"F={args.forward:g} B={args.backward:g} hop={args.hop:g}"
 
 
 def register_own(args) -> list:

@@ -9,7 +9,7 @@ import statistics
 import sys
 import time
 
-from ..schedule.plan import make_plan
+from paddle_vpp_ext.schedule.plan import make_plan
 
 
 def plan_table():
@@ -112,42 +112,48 @@ def sleeping_table(steps=5, forward_ms=10, backward_ms=20, num_chunks=2):
 def hop_table(steps=5, forward_ms=10, backward_ms=20, num_chunks=2, hop_ms=5, m=8):
     """The same with transfers that take 5 ms, with and without overlap_p2p_comm."""
     bench = Bench(forward_ms, backward_ms, num_chunks)
-    with slow_transfers(hop_ms / 1e3):
-        engines = {
-            "VPP": bench.engine("VPP", m),
-            "VPP, overlap_p2p_comm": bench.engine("VPP", m, overlap_p2p_comm=True),
-            "Paddle's own, overlap_p2p_comm": bench.engine("paddle", m, overlap_p2p_comm=True),
-            "Paddle's own": bench.engine("paddle", m, overlap_p2p_comm=False),
-        }
+    engines = {
+        "VPP": bench.engine("VPP", m),
+        "VPP, overlap_p2p_comm": bench.engine("VPP", m, overlap_p2p_comm=True),
+        "Paddle's own, overlap_p2p_comm": bench.engine("paddle", m, overlap_p2p_comm=True),
+        "Paddle's own": bench.engine("paddle", m, overlap_p2p_comm=False),
+    }
     ideal = (m * num_chunks + bench.num_stages - 1) * (forward_ms + backward_ms) / 1e3
-    for name, seconds in bench.step_times(engines, steps).items():
-        yield f"{name:32} {seconds * 1e3:9.1f} ms   {seconds / ideal:6.3f} of the ideal without transfers"
+    with slow_transfers(hop_ms / 1e3):
+        for name, seconds in bench.step_times(engines, steps).items():
+            yield f"{name:32} {seconds * 1e3:9.1f} ms   {seconds / ideal:6.3f} of the ideal without transfers"
 
 
 @contextlib.contextmanager
 def slow_transfers(seconds):
-    """Engines that are made in here need that long for each activation and gradient."""
-    from ..fleet import channels
+    """Activations and gradients that are sent in here take that long, in the channels' threads."""
+    from paddle_vpp_ext.fleet.channels import Channels
 
-    send = channels._send_tensor
+    send = Channels.send
 
-    def slowly(sock, tensor):
-        if "float" in str(tensor.dtype):
-            time.sleep(seconds)
-        send(sock, tensor)
+    def slowly(self, peer, kind, job, size=None):
+        def slow_job(transfer):
+            def slow_transfer(tensor):
+                if "float" in str(tensor.dtype):
+                    time.sleep(seconds)
+                transfer(tensor)
 
-    channels._send_tensor = slowly
+            return job(slow_transfer)
+
+        return send(self, peer, kind, slow_job)
+
+    Channels.send = slowly
     try:
         yield
     finally:
-        channels._send_tensor = send
+        Channels.send = send
 
 
 def pair_table(seconds=0.01, repeats=10):
     """A steady pair whose chunks compute, communicate and compute, 10 ms each, by the default overlapper."""
     import paddle
 
-    from ..fleet.overlap import Chunk, CommunicationNode, LayerNode, OverlapMixin
+    from paddle_vpp_ext.fleet.overlap import Chunk, CommunicationNode, LayerNode, OverlapMixin
 
     class Nap(paddle.autograd.PyLayer):
         @staticmethod

@@ -51,7 +51,7 @@ def run(args) -> int:
     arguments.register_own(args)
     rows = compare(args.pp, args.vpp, args.acc, costs, args.blocking)
     rule = "blocking transfers" if args.blocking else "transfers beside computation"
-    print(f"p={args.pp} V={args.vpp} m={args.acc}  F={args.forward:g} B={args.backward:g} hop={args.hop:g}, {rule}\n")
+    print(f"p={args.pp} V={args.vpp} m={args.acc}  {arguments.costs_text(args)}, {rule}\n")
     print(table(rows, args.vpp))
     if not any(row.chosen for row in rows):
         print(f"* none: the selector's rule refuses m={args.acc} < p={args.pp}; name one of these in schedule_mode")

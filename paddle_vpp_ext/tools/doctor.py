@@ -14,7 +14,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 from .command import PROGRAM, STATUS
 
 OLDEST_PADDLE = (2, 6, 2)
-TRIED_PADDLES = ((3, 3, 1),)
+TRIED_PADDLES = ((2, 6, 2), (3, 0, 0), (3, 1, 1), (3, 2, 2), (3, 3, 1))
 OLDEST_PYTHON = (3, 9)
 PADDLE_PACKAGES = ("paddlepaddle", "paddlepaddle-gpu")
 INSTALL = "pip install paddlepaddle (CPU), or for GPUs see https://www.paddlepaddle.org.cn/install/quick"

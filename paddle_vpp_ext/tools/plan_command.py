@@ -49,6 +49,8 @@ def run(args) -> int:
         from . import text, timeline
 
         text.show(timeline.from_plan(plan, costs), headline(plan, args))
+        if plan.note:
+            print(plan.note)
     return 0
 
 
@@ -99,6 +101,7 @@ def report(plan, simulation) -> dict:
         "makespan": simulation.makespan,
         "idle_share": list(simulation.idle_share),
         "peak_activations": list(simulation.peak_activations),
+        **({"note": plan.note} if plan.note else {}),
     }
 
 
@@ -107,10 +110,11 @@ def headline(plan, args) -> str:
     groups = "+".join(map(str, plan.groups))
     if len(groups) > 40:
         groups = f"{groups[:groups.index('+', 30)]}+... ({len(plan.groups)} groups)"
+    groups = "searched" if plan.note else f"groups {groups}"
     rule = "blocking transfers" if plan.blocking else "transfers beside computation"
     return (
-        f"{plan.schedule}  p={plan.num_stages} V={plan.num_chunks} m={plan.accumulate_steps}  groups {groups}  "
-        f"F={args.forward:g} B={args.backward:g} hop={args.hop:g}, {rule}"
+        f"{plan.schedule}  p={plan.num_stages} V={plan.num_chunks} m={plan.accumulate_steps}  {groups}  "
+        f"{arguments.costs_text(args)}, {rule}"
     )
 
 

@@ -125,7 +125,7 @@ def pipelines(draw, max_p=8, max_v=4):
 @st.composite
 def vpp_options(draw, p, m):
     """Options of VPP: groupings by name, or sizes that keep the pipeline full (the first the largest, none below p)."""
-    options = {"slope": draw(st.sampled_from((None, 1, 2))), "overlap": draw(st.booleans())}
+    options = {"slope": draw(st.sampled_from((None, 1, 2))), "overlap": m >= p and draw(st.booleans())}
     options["groups"] = draw(st.one_of(st.sampled_from(("first", "even")), sizes(p, m)))
     return options
 
