@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests on several releases of Paddle: bash ci/matrix.sh [versions…], all supported ones by default.
 # Each release gets an environment of its own under .matrix, reused by the next run. The pure part runs once, on the last one.
+# TESTED=FILE, the JUnit report of a run of all tests on the last release, stands for that release and the pure part.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source ci/environment.sh
@@ -38,8 +39,8 @@ apart() {
 rm -rf .matrix/reports
 mkdir -p .matrix/reports
 for release in "${releases[@]}"; do
-    apart "environment $release; tests $release fleet"
+    [ -n "${TESTED:-}" ] && [ "$release" = "${releases[-1]}" ] || apart "environment $release; tests $release fleet"
 done
-apart "environment ${releases[-1]}; for area in ${pure[*]}; do tests any \$area; done"
+[ -n "${TESTED:-}" ] || apart "environment ${releases[-1]}; for area in ${pure[*]}; do tests any \$area; done"
 
-"${PYTHON:-python3}" ci/matrix_report.py .matrix "${releases[*]}" "${pure[*]}"
+"${PYTHON:-python3}" ci/matrix_report.py .matrix "${releases[*]}" "${pure[*]}" ${TESTED:+"$TESTED"}

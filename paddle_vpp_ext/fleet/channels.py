@@ -342,7 +342,8 @@ class _Outgoing(_Channel):
         try:
             if self._jobs or self._first_failure is not None or not _has_room(self._sock, small):
                 return False
-            self._run_job(job, ticket, None)
+            with paddle.no_grad():
+                self._run_job(job, ticket, None)
             return True
         finally:
             self._running.release()
@@ -359,8 +360,9 @@ class _Incoming(_Channel):
         if self._closed or not self._running.acquire(blocking=False):
             return False
         try:
-            while self._jobs and not ticket.done():
-                self._run_next(limit)
+            with paddle.no_grad():
+                while self._jobs and not ticket.done():
+                    self._run_next(limit)
         finally:
             self._running.release()
         return ticket.done()

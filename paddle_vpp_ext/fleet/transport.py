@@ -1,6 +1,7 @@
 """The transport on CPU: messages over channels, beside the computation."""
 import json
 import math
+import time
 from typing import Any, List, Sequence, Tuple
 
 import numpy as np
@@ -11,19 +12,21 @@ from ..schedule.flow import Transfer
 from .channels import Channels, Ticket
 from .failure import FailureBoard
 from .messages import Boundaries, Payload, receive_message, send_message
+from .position import Position
 
 
 class ChannelTransport:
     """Transport over Channels. Nothing blocks: each channel has a thread of its own.
 
     ``timeout``: seconds that a wait may take. A wait ends within about a second when another
-    rank posts a failure on the ``board``.
+    rank posts a failure on the ``board``. ``position`` learns what is waited for.
     """
 
     blocking = False
 
-    def __init__(self, channels: Channels, boundaries: Boundaries, board: FailureBoard, timeout: float):
+    def __init__(self, channels: Channels, boundaries: Boundaries, board: FailureBoard, timeout: float, position: Position):
         self._channels, self._boundaries, self._board, self._timeout = channels, boundaries, board, timeout
+        self._position = position
         self._num_stages = len(channels.ranks)
 
     def begin(self, with_headers: bool) -> None:
@@ -41,7 +44,8 @@ class ChannelTransport:
             send_message(send, payload.tensors, payload.header)
 
         size = None if payload.header else _bytes_of(payload.tensors)
-        return self._waiting(self._channels.send(transfer.to_part % self._num_stages, transfer.kind, job, size))
+        peer = transfer.to_part % self._num_stages
+        return self._waiting(self._channels.send(peer, transfer.kind, job, size), ("send", transfer), peer)
 
     def _receive(self, transfer):
         early = self._boundaries.empty_message(transfer)
@@ -49,8 +53,9 @@ class ChannelTransport:
         def job(receive):
             return receive_message(receive, self._boundaries, transfer, early)
 
-        size = early and _bytes_of(early if transfer.kind == "B" else early[1])
-        return self._waiting(self._channels.receive(transfer.part % self._num_stages, transfer.kind, job, size), early)
+        size = None if early is None else _bytes_of(early if transfer.kind == "B" else early[1])
+        peer = transfer.part % self._num_stages
+        return self._waiting(self._channels.receive(peer, transfer.kind, job, size), ("receive", transfer), peer, early)
 
     def gather(self, value: Any) -> List[Any]:
         """Everybody's ``value`` (plain data that JSON can hold), in the order of the stages.
@@ -75,7 +80,7 @@ class ChannelTransport:
             send(paddle.to_tensor(np.array([data.size], dtype=np.int64)))
             send(paddle.to_tensor(np.array(data)))
 
-        self._waiting(self._channels.send(peer, kind, job, data.size)).wait()
+        self._waiting(self._channels.send(peer, kind, job, data.size), ("send", None), peer).wait()
 
     def _receive_text(self, peer, kind):
         def job(receive):
@@ -85,10 +90,10 @@ class ChannelTransport:
             receive(data)
             return json.loads(data.numpy().tobytes())
 
-        return self._waiting(self._channels.receive(peer, kind, job, 0)).wait()
+        return self._waiting(self._channels.receive(peer, kind, job, 0), ("receive", None), peer).wait()
 
-    def _waiting(self, ticket, early=None):
-        return _Watched(ticket, early, self._board, self._timeout)
+    def _waiting(self, ticket, what, peer, early=None):
+        return _Watched(self, ticket, what, self._channels.ranks[peer], early)
 
 
 def _bytes_of(tensors):
@@ -96,19 +101,41 @@ def _bytes_of(tensors):
 
 
 class _Watched:
-    """A channel's ticket with the transport's limits."""
+    """A channel's ticket with the transport's limits.
 
-    __slots__ = ("_ticket", "_early", "_board", "_timeout", "done")
+    ``what``: ("send" or "receive", the transfer, or None for a meeting of all ranks).
+    """
 
-    def __init__(self, ticket: Ticket, early: Any, board: FailureBoard, timeout: float):
-        self._ticket, self._early, self._board, self._timeout, self.done = ticket, early, board, timeout, ticket.done
+    __slots__ = ("_transport", "_ticket", "_what", "_peer", "_early", "done")
+
+    def __init__(self, transport: ChannelTransport, ticket: Ticket, what: Tuple, peer: int, early: Any):
+        self._transport, self._ticket, self._what, self._peer, self._early = transport, ticket, what, peer, early
+        self.done = ticket.done
 
     def early(self):
         return self._early
 
     def wait(self):
+        if self._ticket.done():
+            return self._end(self._ticket.wait)
+        position = self._transport._position
+        position.waits = self._describe, self._peer, time.time()
+        value = self._end(lambda: self._ticket.wait(self._transport._timeout, self._transport._board.look))
+        position.waits = None  # after an error it stays, to be told
+        return value
+
+    def _end(self, wait):
         try:
-            return self._ticket.wait(self._timeout, self._board.look)
+            return wait()
         except ConnectionError:
-            self._board.look()  # a rank that failed has closed its connections: say why
+            self._transport._board.look()  # a rank that failed has closed its connections: say why
             raise
+
+    def _describe(self):
+        way, transfer = self._what
+        if transfer is None:
+            return f"the meeting of all ranks, next rank {self._peer}"
+        kind, part, micro_batch = transfer
+        name = "activation" if kind == "F" else "gradient"
+        to = "from" if way == "receive" else "to"
+        return f"the {way} of the {name} of part {part}, micro-batch {micro_batch} ({transfer}) {to} rank {self._peer}"
