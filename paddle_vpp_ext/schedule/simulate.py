@@ -1,5 +1,5 @@
 """Time and memory of orders and programs under given costs."""
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -118,9 +118,20 @@ def simulate(
             raise Stuck(outcome.position)
         spans = outcome.spans
     makespan = max((s[-1][1] for s in spans if s), default=0.0)
-    busy = [sum(end - start for start, end in s) for s in spans]
+    busy = [busy_time(s) for s in spans]
     idle = [1 - b / makespan if makespan else 0.0 for b in busy]
     return Simulation(makespan, idle, [peak_activations(order) for order in orders], spans)
+
+
+def busy_time(spans: Iterable[Tuple[float, float]]) -> float:
+    """The lengths of all (start, end), added up one after the other.
+
+    Not by ``sum``, which since Python 3.12 rounds otherwise: figures do not depend on the Python.
+    """
+    busy = 0.0
+    for start, end in spans:
+        busy += end - start
+    return busy
 
 
 def peak_activations(order: Order) -> int:

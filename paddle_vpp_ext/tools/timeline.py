@@ -8,7 +8,7 @@ from typing import Dict, Iterable, List, NamedTuple
 from ..schedule.action import KINDS, Action
 from ..schedule.costs import UNIT, Costs
 from ..schedule.plan import Plan
-from ..schedule.simulate import peak_activations
+from ..schedule.simulate import busy_time, peak_activations
 
 
 class Block(NamedTuple):
@@ -87,7 +87,7 @@ def summary(rows: Rows) -> Summary:
     """Time, idle shares and peaks of rows, planned or measured."""
     makespan = max((b.end for b in rows), default=0.0) - min((b.start for b in rows), default=0.0)
     ranks = by_rank(rows).values()
-    idle = [1 - sum(b.end - b.start for b in blocks) / makespan if makespan else 0.0 for blocks in ranks]
+    idle = [1 - busy_time((b.start, b.end) for b in blocks) / makespan if makespan else 0.0 for blocks in ranks]
     return Summary(makespan, idle, [peak_activations([b.action for b in blocks]) for blocks in ranks])
 
 
