@@ -20,7 +20,7 @@ extras = {
     "cpu": ["paddlepaddle>=2.6.2", "protobuf<7"],
     "gpu": ["paddlepaddle-gpu>=2.6.2", "protobuf<7"],
     "viz": ["matplotlib", "rich", "tqdm"],
-    "test": ["pytest", "hypothesis", "matplotlib", "rich"],
+    "test": ["pytest", "hypothesis", "ortools", "matplotlib", "rich"],
 }
 # cpu-262 and so on: no dots, which older pips do not find again.
 extras.update({f"cpu-{release.replace('.', '')}": [f"paddlepaddle=={release}", *pins] for release, pins in PINS.items()})

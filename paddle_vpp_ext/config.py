@@ -17,6 +17,11 @@ TRACE_ENVIRONMENT = "PADDLE_VPP_TRACE"
 BY_RULE = "1F1B"
 PADDLES_OWN = "paddle"
 
+# What best_unbalanced_scheduler stands for: of the schedules for any accumulate_steps the one that holds the fewest activations.
+LEAST_MEMORY = "VPP:groups=even,slope=1"
+# Where steps are recorded with Paddle's flag profiling, which has no folder.
+PROFILING_FOLDER = "pipeline_trace"
+
 
 def read_seconds(text: str) -> float:
     """A positive number of seconds."""
@@ -38,7 +43,10 @@ def read_folder(text: str) -> str:
 
 # Options of the engine rather than of a schedule: any NAME takes them. Two are Paddle's flags under
 # their own names, for the releases that have no such flags; here they win.
-COMMON_KEYS = {"timeout": read_seconds, "overlap_p2p_comm": read_switch, "enable_dynamic_shape": read_switch, "trace": read_folder}
+COMMON_KEYS = {
+    "timeout": read_seconds, "overlap_p2p_comm": read_switch, "enable_dynamic_shape": read_switch, "trace": read_folder,
+    "check_finite": read_switch,
+}
 
 
 class Choice(NamedTuple):
@@ -91,7 +99,8 @@ class Options:
     ``schedule``: the user's choice. ``overlap_p2p``: transfers run beside computation. ``overlap_pairs``:
     Paddle's flag for forward-backward overlap.
     ``timeout``: seconds that a wait for another rank may take. ``trace``: the folder into which each
-    step is recorded, or empty.
+    step is recorded, or empty. ``check_finite``: what crosses a stage boundary is looked at for infinities and NaN.
+    ``least_memory``: Paddle's flag best_unbalanced_scheduler.
     """
 
     schedule: Choice = Choice(BY_RULE)
@@ -100,6 +109,8 @@ class Options:
     dynamic_shape: bool = False
     timeout: float = 600.0
     trace: str = ""
+    check_finite: bool = False
+    least_memory: bool = False
 
 
 def read_options(pipeline_configs: Mapping, pp_configs, environment: Mapping = os.environ) -> Options:
@@ -118,5 +129,7 @@ def read_options(pipeline_configs: Mapping, pp_configs, environment: Mapping = o
         overlap_pairs=flag("forward_backward_overlap_scheduler"),
         dynamic_shape=choice.engine.get("enable_dynamic_shape", flag("enable_dynamic_shape")),
         timeout=choice.engine.get("timeout", Options.timeout),
-        trace=environment.get(TRACE_ENVIRONMENT) or choice.engine.get("trace", ""),
+        trace=environment.get(TRACE_ENVIRONMENT) or choice.engine.get("trace") or (PROFILING_FOLDER if flag("profiling") else ""),
+        check_finite=choice.engine.get("check_finite", False),
+        least_memory=flag("best_unbalanced_scheduler"),
     )

@@ -16,7 +16,7 @@ class Stage(Protocol):
         """Gradients of the inputs (ignored for the first part); ``output_grads`` is None for the last part."""
 
     def backward_input(self, chunk: int, micro_batch: int, output_grads: Any) -> Any:
-        """The part of a backward that the previous model part waits for."""
+        """The part of a backward that the previous model part waits for. Only for schedules that split it."""
 
     def backward_weight(self, chunk: int, micro_batch: int) -> None:
         """The rest of that backward."""
@@ -121,18 +121,22 @@ def _is_forward(instruction):
     return type(instruction) is Step and instruction.action.kind == "F"
 
 
-def run(steps: Sequence[Instruction], stage: Stage, transport: Transport, overlap_pairs: bool = False) -> None:
+def run(
+    steps: Sequence[Instruction], stage: Stage, transport: Transport, overlap_pairs: bool = False, recent: Optional[deque] = None
+) -> None:
     """Runs one rank's resolved program.
 
     What an action makes for another rank goes into the queue of its kind and leaves it, first in
     first out, with the exchange that sends it. On the last rank the forward queue holds the
     activations that wait for their turn at the wrap (the forward buffer queue), on the first
     rank the backward queue the gradients. Both are empty at the end. ``overlap_pairs``: the
-    transfers of a Pair run beside it, too.
+    transfers of a Pair run beside it, too. ``recent`` takes each instruction when it begins.
     """
-    compute = {"F": stage.forward, "B": stage.backward, "I": stage.backward_input}
+    begins = (deque(maxlen=1) if recent is None else recent).append
+    compute = {"F": stage.forward, "B": stage.backward, "I": getattr(stage, "backward_input", None)}
     mail = Mail(stage, transport)
     for step in steps:
+        begins(step)
         if type(step) is Exchange:
             mail.exchange(step.sends, step.receives)
         elif type(step) is Pair:

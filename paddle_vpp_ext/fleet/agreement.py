@@ -1,6 +1,10 @@
 """The ranks of a pipeline compare what they are about to do, so that a difference is an error and no hang."""
 from typing import Dict, List, Sequence
 
+from paddle.distributed.fleet.meta_parallel import SharedLayerDesc
+
+from .messages import spec_of
+
 
 def check_agreement(facts: Sequence[Dict[str, object]], ranks: Sequence[int], when: str) -> None:
     """ValueError, the same on every rank, if the ranks' facts differ: a table of who has what.
@@ -8,8 +12,33 @@ def check_agreement(facts: Sequence[Dict[str, object]], ranks: Sequence[int], wh
     ``facts`` has one dict for each rank of the pipeline (``ranks``: their global numbers).
     """
     different = [key for key in facts[0] if any(other.get(key) != facts[0][key] for other in facts)]
-    if different:
-        rows = [_row(key, [other.get(key) for other in facts], ranks) for key in different]
+    _report([_row(key, [other.get(key) for other in facts], ranks) for key in different], when)
+
+
+def check_shared(facts: Sequence[Dict[str, str]], ranks: Sequence[int], when: str) -> None:
+    """The same for what only some ranks have, by name: those that have it must have the same."""
+    rows = []
+    for name in sorted({name for other in facts for name in other}):
+        holders = [(rank, other[name]) for rank, other in zip(ranks, facts) if name in other]
+        if len({value for _, value in holders}) > 1:
+            rows.append(_row(name, [value for _, value in holders], [rank for rank, _ in holders]))
+    _report(rows, when)
+
+
+def tied_weights(layers) -> Dict[str, str]:
+    """The tied weights that a rank of a PipelineLayer holds: name, and shape with dtype as text."""
+    found = {}
+    for desc in layers._layers_desc:
+        if isinstance(desc, SharedLayerDesc) and desc.layer_name in layers.shared_layers:
+            attributes = desc.shared_weight_attr
+            for name in [attributes] if isinstance(attributes, str) else attributes:
+                weight = getattr(layers.shared_layers[desc.layer_name], name)
+                found[f"shared weight {desc.layer_name}.{name}"] = str(spec_of(weight)._replace(stop_gradient=True))
+    return found
+
+
+def _report(rows, when):
+    if rows:
         raise ValueError(f"the ranks of the pipeline disagree {when}:\n" + "\n".join(rows))
 
 

@@ -7,6 +7,7 @@
 * `ParallelEnv().device_id`, which `PipelineLayer` reads and CPU wheels never set;
 * `paddle.device.synchronize` and `paddle.device.cuda.synchronize`, which raise on CPU although there is nothing
   to wait for (Paddle's timers and profiling call them);
+* recompute (`recompute_interval`, too), which refuses the CPU although it keeps its random state as it does a GPU's;
 * `PADDLE_DISTRI_BACKEND`, which only Paddle's launcher sets to gloo.
 
 On a Paddle built for CUDA, XPU or a custom device both do nothing. The private names of Paddle that this takes are
@@ -15,17 +16,25 @@ used in this file only, and each is left alone where a release does not have it.
 
 import contextlib
 import functools
+import importlib
 import os
 import socket
 import stat
+import struct
 import time
 
 import paddle
 
 from . import versions
 
+try:
+    import fcntl
+except ImportError:  # not a Unix
+    fcntl = None
+
 _POLL = 0.005  # seconds between two looks at the store while an address is not there yet
 _PORT_ATTEMPTS = 20
+_SIOCGIFADDR = 0x8915  # Linux: an interface's address
 
 _undo = []  # callables that restore what install() replaced, in the order of the patches; empty: not installed
 _stores = []  # every store made here: a group may look into its store for as long as it lives
@@ -47,6 +56,7 @@ def install():
         _install_backend()
         _install_device_id()
         _install_synchronize()
+        _install_recompute()
         _install_group_stores()
     except BaseException:
         uninstall()
@@ -118,6 +128,24 @@ def _harmless_on_cpu(synchronize):
     return wrapper
 
 
+def _install_recompute():
+    for name in ("recompute", "recompute_hybrid"):
+        with contextlib.suppress(ImportError):
+            module = importlib.import_module(f"paddle.distributed.fleet.recompute.{name}")
+            _replace(module, "paddle", _PaddleOfAGpu())
+
+
+class _PaddleOfAGpu:
+    """paddle with a GPU's name for the device: the one question that recompute has about it."""
+
+    def __getattr__(self, name):
+        return getattr(paddle, name)
+
+    @staticmethod
+    def get_device():
+        return "gpu:0"
+
+
 def _install_group_stores():
     from paddle.distributed import collective, parallel
 
@@ -131,7 +159,7 @@ def _install_group_stores():
         if backend != "gloo" or world_size < 2:
             return make(backend, store, rank, world_size, group_name, *args, **kwargs)
         own = _own_store(store, rank, group_name)
-        with _loopback_stays_loopback():
+        with _at_own_interface():
             return make(backend, own, rank, world_size, group_name, *args, **kwargs)
 
     for module in (collective, parallel):  # parallel has a copy of the name, for the default group
@@ -220,30 +248,42 @@ def _start_timeout():
 
 
 @contextlib.contextmanager
-def _loopback_stays_loopback():
-    """While a group is made, keep gloo on the loopback interface if this process's endpoint is on it.
+def _at_own_interface():
+    """While a group is made, keep gloo on the interface that this process's endpoint is at.
 
-    gloo takes the address of the machine's name otherwise.
+    gloo takes the address of the machine's name otherwise, which the other hosts may not reach.
     """
     name = "GLOO_SOCKET_IFNAME"
-    loopback = _loopback_interface()
-    if name in os.environ or loopback is None or not _is_loopback(own_host()):
+    interface = None if name in os.environ else _interface_of(own_host())
+    if interface is None:
         yield
         return
-    os.environ[name] = loopback
+    os.environ[name] = interface
     try:
         yield
     finally:
         os.environ.pop(name, None)
 
 
-def _is_loopback(host):
-    return host == "localhost" or host.startswith("127.")
-
-
-def _loopback_interface():
+def _interface_of(host):
+    """The name of this machine's interface with that address, or None where that cannot be found out."""
     names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in ("lo", "lo0") if name in names), None)
+    if host == "localhost" or host.startswith("127."):
+        return next((name for name in ("lo", "lo0") if name in names), None)
+    try:
+        address = socket.inet_aton(socket.gethostbyname(host))
+    except OSError:
+        return None
+    return next((name for name in names if _address_of(name) == address), None)
+
+
+def _address_of(interface):
+    """An interface's IPv4 address in four bytes. Known on Linux, elsewhere None."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            return fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))[20:24]
+    except (OSError, AttributeError):
+        return None
 
 
 # ---- sockets that Paddle opened -------------------------------------------------------------------------------------

@@ -1,8 +1,18 @@
 """How one rank's exception becomes an error on all ranks within seconds."""
+import contextlib
 import json
+import queue
+import threading
+import time
 import traceback
 
+from ..positions import judge, table_of
 from . import versions
+from .position import Position
+
+_ANSWER = 2.0  # seconds that the store may take; its machine may be gone, and it has no limit of its own
+_READ = 2.0  # seconds in which the others read why, before the process that keeps the store may end
+_GRACE = 3.0  # seconds in which the ranks that wait tell where they are, once one has reached its limit
 
 
 class PeerFailed(RuntimeError):
@@ -15,23 +25,136 @@ class FailureBoard:
     ``name`` tells the pipelines of a job apart, and the steps before and after a failure.
     """
 
-    def __init__(self, name: str, rank: int):
-        self._store, self._rank = versions.default_store(), rank
+    def __init__(self, name: str, rank: int, position: Position):
+        self._store, self._rank, self._position = _Store(), rank, position
         self._key = f"paddle_vpp_ext/failure/{name}/"
+        self._seen = False
 
     def post(self, error: BaseException) -> None:
         """Tells the others. Never raises: the error itself matters more."""
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))[-8000:]
         try:
-            if self._store.add(self._key + "count", 1) == 1:  # the first failure is the cause of the others
-                self._store.set(self._key + "text", json.dumps([self._rank, text]))
-                self._store.add(self._key + "there", 1)
+            self._store.call(lambda store: self._set_first(store, [self._rank, text]))
         except Exception:
             pass
 
-    def look(self) -> None:
-        """PeerFailed if another rank has posted."""
-        if self._store.add(self._key + "there", 0):
-            rank, text = json.loads(bytes(self._store.get(self._key + "text")))
-            if rank != self._rank:
-                raise PeerFailed(f"rank {rank} of the pipeline failed:\n{text}")
+    def check_reachable(self) -> None:
+        """TimeoutError if the store still owes an answer: whoever asked it now would wait without a limit."""
+        self._store.call(lambda store: None)
+
+    def stay(self) -> None:
+        """Only in the process that keeps the job's store: waits a little until the others have read why."""
+        if self._rank != 0:
+            return
+        others, deadline = len(self._position.ranks) - 1, time.monotonic() + _READ
+        with contextlib.suppress(Exception):
+            while self._store.call(lambda store: store.add(self._key + "seen", 0)) < others and time.monotonic() < deadline:
+                time.sleep(0.02)
+
+    def look(self) -> bool:
+        """PeerFailed if another rank has posted, or if the process that keeps the store has ended. False if it does not answer."""
+        try:
+            posted = self._store.call(self._read_first)
+        except TimeoutError:  # that machine is slow or cannot be reached: this rank's own limit counts
+            return False
+        except Exception as error:
+            raise PeerFailed(f"rank 0, which keeps the job's store, has ended or cannot be reached: {_first_line(error)}") from None
+        if posted and posted[0] != self._rank:
+            rank, text = posted
+            last = text.rstrip().rpartition("\n")[2]
+            if last.startswith("TimeoutError"):
+                text += self.who_is_behind(PeerFailed("a wait of another rank reached its limit"))
+            raise PeerFailed(f"rank {rank} of the pipeline failed: {last}\n{text}")
+        return True
+
+    def who_is_behind(self, error: BaseException) -> str:
+        """This rank tells where it is and hears where the others are that wait, too; text for an error."""
+        position = self._position.describe(error)
+        ranks, positions = self._position.ranks, {self._rank: position}
+        deadline = time.monotonic() + _GRACE
+        hint = "python -m paddle_vpp_ext diagnose LOGDIR compares the logs of all ranks"
+        try:
+            self._store.call(lambda store: _publish(store, f"{self._key}position/{self._rank}", position))
+            while len(positions) < len(ranks) and time.monotonic() < deadline:
+                for rank in ranks:
+                    if rank not in positions:
+                        found = self._store.call(lambda store: _read(store, f"{self._key}position/{rank}"))
+                        positions.update({rank: found} if found else {})
+                time.sleep(0.05)
+        except Exception:
+            return f"\nthe job's store, at rank 0, does not answer, so nothing is known of the others; {hint}\n{table_of([position])}"
+        verdict = judge(list(positions.values()), ranks)
+        silent = [rank for rank in ranks if rank not in positions]
+        tail = f"\n  rank {', '.join(map(str, silent))}: no answer" if silent else ""
+        return f"\n{verdict.why}\n{table_of(list(positions.values()))}{tail}\n{hint}"
+
+    def _set_first(self, store, value):
+        if store.add(self._key + "count", 1) == 1:  # the first failure is the cause of the others
+            _publish(store, self._key + "first", value)
+        else:
+            store.add(self._key + "seen", 1)
+
+    def _read_first(self, store):
+        first = _read(store, self._key + "first")
+        if first and not self._seen:
+            self._seen = True
+            store.add(self._key + "seen", 1)
+        return first
+
+
+def _publish(store, key, value):
+    store.set(key, json.dumps(value))
+    store.add(key + "/there", 1)
+
+
+def _read(store, key):
+    return json.loads(bytes(store.get(key))) if store.add(key + "/there", 0) else None
+
+
+def _first_line(error):
+    return str(error).strip().partition("\n")[0]
+
+
+class _Store:
+    """The job's store, asked in a thread: an answer that does not come ends no later than its limit.
+
+    While the caller waits it asks nothing itself, so the two never use the store's connection at one time.
+    """
+
+    def __init__(self):
+        self._questions = None
+
+    def call(self, function):
+        """``function(store)``. TimeoutError without an answer; at once, while an older question has none."""
+        if self._questions is None:
+            self._questions, self._busy = queue.SimpleQueue(), threading.Lock()
+            threading.Thread(target=_answer, args=(self._questions, versions.default_store()), daemon=True).start()
+        if not self._busy.acquire(blocking=False):
+            raise TimeoutError("the job's store does not answer")
+        answer = _Answer(function, self._busy)
+        self._questions.put(answer)
+        if not answer.there.wait(_ANSWER):
+            raise TimeoutError("the job's store does not answer")
+        if answer.error is not None:
+            raise answer.error
+        return answer.value
+
+    def __del__(self):
+        if self._questions is not None:
+            self._questions.put(None)
+
+
+class _Answer:
+    def __init__(self, function, busy):
+        self.function, self.busy, self.there = function, busy, threading.Event()
+        self.value = self.error = None
+
+
+def _answer(questions, store):
+    for question in iter(questions.get, None):
+        try:
+            question.value = question.function(store)
+        except BaseException as error:
+            question.error = error
+        question.busy.release()
+        question.there.set()

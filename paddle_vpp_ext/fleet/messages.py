@@ -6,6 +6,7 @@ and holds for the others; the gradients that come back have the shapes and dtype
 the tensors that need one, so they need no header.
 """
 import json
+import math
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
@@ -156,6 +157,17 @@ class Boundaries:
         else:
             self._current[transfer.part] = signature
 
+    def check_gradients(self, transfer: Transfer, tensors: List[paddle.Tensor]) -> None:
+        """ValueError, before anything is sent, if a gradient to be sent is not of the form of the activation that it belongs to."""
+        signature = self.expected(transfer.part - 1, transfer.micro_batch)
+        wanted = signature.gradient_specs if signature else ()
+        if len(wanted) == len(tensors) and all(map(_is_like, tensors, wanted)):
+            return
+        raise ValueError(
+            f"the backward of part {transfer.part} of the model made gradients ({', '.join(map(_form_of, tensors))}) for micro-batch "
+            f"{transfer.micro_batch}, but part {transfer.part - 1} gave it {signature}"
+        )
+
     def empty_message(self, transfer: Transfer) -> Optional["Message"]:
         """Tensors to receive ``transfer`` into; None where its header has yet to say which."""
         is_gradient = transfer.kind == "B"
@@ -164,6 +176,15 @@ class Boundaries:
             return None
         tensors = [spec.empty() for spec in (signature.gradient_specs if is_gradient else signature.specs)]
         return tensors if is_gradient else (signature, tensors)
+
+
+def _is_like(tensor, spec):
+    # Older releases mix up shapes [] and [1], so the number of elements has to do.
+    return tensor.size == math.prod(spec.shape) and dtype_name(tensor) == spec.dtype
+
+
+def _form_of(tensor):
+    return f"{dtype_name(tensor)}{list(tensor.shape)}"
 
 
 # What arrives: (signature, tensors) of an activation, the tensors of a gradient.

@@ -48,6 +48,9 @@ class NcclTransport:
         return [tensor.numpy() for tensor in everybody]
 
     def exchange(self, sends: Sequence[Tuple[Transfer, Payload]], receives: Sequence[Transfer]) -> Pending:
+        for transfer, payload in sends:
+            if transfer.kind == "B":
+                self._boundaries.check_gradients(transfer, payload.tensors)
         if self._with_headers:
             return self._one_message(sends, receives)
         operations = {id(group): [] for group in self._groups.values()}

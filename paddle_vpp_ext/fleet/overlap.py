@@ -9,6 +9,7 @@ from typing import Any, Callable, List, NamedTuple, Sequence
 import paddle
 
 from . import versions
+from .autograd import backward_from
 
 _PaddlesNode = versions.schedule_node_class()
 
@@ -50,7 +51,7 @@ class LayerNode(_PaddlesNode):
         pairs = [(out, grad) for out, grad in zip(outputs, grads) if grad is not None and not out.stop_gradient]
         if pairs:
             with versions.without_amp():
-                paddle.autograd.backward([out for out, _ in pairs], [grad for _, grad in pairs])
+                backward_from([out for out, _ in pairs], [grad for _, grad in pairs])
         return self._input_grads()
 
     def _input_grads(self):
@@ -84,7 +85,7 @@ class LossNode(LayerNode):
             scale = versions.align_mode_scale()
             loss = loss / scale if scale else loss
             with versions.without_amp():
-                paddle.autograd.backward(scaler.scale(loss) if scaler else loss)
+                paddle.autograd.backward(versions.scale_loss(scaler, loss))
         return self._input_grads()
 
 

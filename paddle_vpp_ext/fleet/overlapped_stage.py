@@ -85,7 +85,7 @@ class OverlappedStage(PipelineStage):
                 else:
                     self._keep_loss(k, micro_batch, loss)
         specs = message[0].specs if message else ()
-        seen = self._seen(value, loss if loss_node else output)
+        seen = self._seen(message, value, loss if loss_node else output)
         self._held[chunk, micro_batch] = HeldNodes(nodes, loss_node, specs, seen)
         self._engine.after_forward(self._count["F"] - 1)
 

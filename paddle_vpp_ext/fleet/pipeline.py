@@ -1,5 +1,6 @@
 """The engines: Paddle's pipeline classes with a step that runs a plan."""
 import contextlib
+import dataclasses
 import itertools
 from typing import Dict, NamedTuple, Tuple
 
@@ -7,19 +8,23 @@ import paddle
 from paddle.distributed.fleet.meta_parallel import PipelineParallel, PipelineParallelWithInterleave
 from paddle.distributed.fleet.meta_parallel.pipeline_parallel import PipelineParallelWithInterleaveFthenB
 
-from ..config import BY_RULE, Options, read_options
+from ..config import BY_RULE, LEAST_MEMORY, Options, parse_schedule, read_options
 from ..executor import resolve, run
 from ..log import logger
 from ..schedule.plan import Plan, make_plan
 from ..schedule.registry import SCHEDULES
 from ..schedule.select import select
-from . import cpu, versions
-from .agreement import check_agreement
+from . import cpu, gradient_sync, versions
+from .agreement import check_agreement, check_shared, tied_weights
 from .data import MicroBatches, shapes_of
 from .failure import FailureBoard, PeerFailed
+from .finite import FiniteTransport
 from .messages import Boundaries, dtype_name
+from .position import Position
 from .recording import RecordingStage
 from .overlapped_stage import OverlappedStage
+from .shared_weights import SharedWeights
+from .split_stage import SplitStage
 from .stage import PipelineStage
 from .trace_file import record_steps
 
@@ -42,37 +47,47 @@ class _PlannedPipeline:
         if options is None:
             options = read_options(strategy.pipeline_configs, strategy.hybrid_configs["pp_configs"])
         self.options = options
-        super().__init__(layers=layers, hcg=hcg, strategy=strategy)
+        flags = strategy.hybrid_configs["pp_configs"]
+        with versions.flags_off(flags, "best_unbalanced_scheduler", "profiling"):  # ours go together with everything
+            super().__init__(layers=layers, hcg=hcg, strategy=strategy)
+        if getattr(flags, "enable_offload_queue", False) and self.stage_id == 0:
+            logger.warning("enable_offload_queue has no effect: activations that wait to be sent stay in the device's memory")
         versions.complete(self)
         self._num_chunks = layers.get_num_virtual_stages()
         self._ranks = list(self.pp_group.ranks)
+        self._shared_weights = SharedWeights(layers, self._ranks, self.stage_id)
         self._plans: Dict[Tuple[int, bool], Plan] = {}
         self._steps: Dict[Tuple[int, bool, bool], list] = {}
         self._boundaries = Boundaries(options.dynamic_shape)
         self._attempts = 0
+        self._position = Position(self._ranks, self.global_rank, options.timeout)
         self._connect()
         self._agree_on_setup()
         self._overlap_pairs = self._pairs_overlap()
-        self._stage = (OverlappedStage if self._overlap_pairs else PipelineStage)(self, self._boundaries)
+        self._stage = self._stage_class()(self, self._boundaries)
         self._agree_on_plan()
         if options.trace:
             record_steps(self, options.trace)
 
     def _connect(self):
         """Makes the transport; all ranks together, at first and after a step that failed."""
+        if self._attempts:
+            self._board.check_reachable()
         self._attempts += 1
-        self._board = FailureBoard(f"{'-'.join(map(str, self._ranks))}/{_count_of_engines()}/{self._attempts}", self.global_rank)
+        self._board = FailureBoard(f"{'-'.join(map(str, self._ranks))}/{_count_of_engines()}/{self._attempts}", self.global_rank, self._position)
         if cpu.is_cpu_only():
             from .channels import Channels
             from .transport import ChannelTransport
 
             channels = Channels(self._ranks, self.options.timeout)
-            self._transport = ChannelTransport(channels, self._boundaries, self._board, self.options.timeout)
+            self._transport = ChannelTransport(channels, self._boundaries, self._board, self.options.timeout, self._position)
         else:
             from .nccl import NcclTransport
 
             groups = {"F": self.pp_group, "B": self._second_group() if self.options.overlap_p2p else self.pp_group}
             self._transport = NcclTransport(self._ranks, self.stage_id, groups, self._boundaries)
+        if self.options.check_finite:
+            self._transport = FiniteTransport(self._transport)
 
     def _second_group(self):
         """A second communicator of this pipeline; every process of the job takes part in making those of all pipelines."""
@@ -89,15 +104,23 @@ class _PlannedPipeline:
             "stages": self.num_stages,
             "num_virtual_pipeline_stages": self._num_chunks,
             "accumulate_steps": self.accumulate_steps,
+            "micro_batch_size": self.micro_batch_size,
             "schedule": self.schedule_text,
-            "options": [
-                self.options.overlap_p2p, self.options.overlap_pairs, self.options.dynamic_shape, self._delay_scale_loss
-            ],
+            "overlap_p2p_comm": self.options.overlap_p2p,
+            "forward_backward_overlap_scheduler": self.options.overlap_pairs,
+            "enable_dynamic_shape": self.options.dynamic_shape,
+            "delay_scale_loss": self._delay_scale_loss,
+            "timeout": self.options.timeout,
+            "check_finite": self.options.check_finite,
             "trace": bool(self.options.trace),
+            "layers of the model": len(self._layers._layers_desc),
+            "default dtype": paddle.get_default_dtype(),
             "paddle_vpp_ext": __version__,
             "paddle": paddle.__version__,
         }
-        check_agreement(self._transport.gather(facts), self._ranks, "when the model is wrapped")
+        when = "when the model is wrapped"
+        check_agreement(self._transport.gather(facts), self._ranks, when)
+        check_shared(self._transport.gather(tied_weights(self._layers)), self._ranks, when)
 
     def _agree_on_plan(self):
         """A schedule that cannot run, or that the ranks have registered differently, is an error on all of them now."""
@@ -120,6 +143,11 @@ class _PlannedPipeline:
     def _schedule(self) -> str:
         name = self.options.schedule.name
         return self.default_schedule if name == BY_RULE else name
+
+    def _stage_class(self):
+        if self._overlap_pairs:
+            return OverlappedStage
+        return SplitStage if SCHEDULES[self._schedule].splits else PipelineStage
 
     def _pairs_overlap(self) -> bool:
         """Whether steady forwards and backwards go to the model's ``overlapped_forward_backward``.
@@ -192,7 +220,12 @@ class _PlannedPipeline:
         """
         data = self._prepare_training(data, optimizer, lr_scheduler)
         self.loss_fn_idx = self._checked_loss_fn(loss_fn_idx)
-        loss = self._run_step(data, scaler, _Step(True, True, return_micro_batch_loss))
+        try:
+            loss = self._run_step(data, scaler, _Step(True, True, return_micro_batch_loss))
+        except BaseException:
+            if self._transport is None:  # it failed in the middle: the next step must not add to half of the gradients
+                self.optimizer.clear_grad()
+            raise
         with paddle.amp.auto_cast(enable=False):
             self._optimizer_step()
         return loss
@@ -226,18 +259,26 @@ class _PlannedPipeline:
     def _run_step(self, data, scaler, step: _Step):
         if self._transport is None:
             self._connect()
-        with_headers, batches = self._agree_on_step(data, step)
+        self._position.begin()
+        try:
+            with_headers, batches = self._agree_on_step(data, step)
+        except BaseException:
+            self._position.end()
+            raise
         self.scaler = scaler
         self.total_loss = None
         self.micro_batch_id = 0
         self.user_hooks_enabled = step.training
         try:
             self._stage.begin(batches, step.training, step.compute_loss, self.loss_fn_idx, scaler)
+            if step.training and self._comm_overlap:
+                gradient_sync.begin(self._all_buffers(), self.accumulate_steps)
             self._transport.begin(with_headers)
             self.begin_hooks()
             with paddle.set_grad_enabled(step.training):
                 overlap_transfers = self.options.overlap_p2p and not self._transport.blocking
-                run(self._resolved(step.training, with_headers), self._stage, self._transport, overlap_transfers)
+                program = self._resolved(step.training, with_headers)
+                run(program, self._stage, self._transport, overlap_transfers, self._position.run(program))
             self.set_virtual_pipeline_rank(0)
             result = self._timed("broadcast_final_loss", lambda: self._share_losses(step))
             if step.training:
@@ -246,6 +287,7 @@ class _PlannedPipeline:
         except BaseException as error:
             self._give_up(error)
             raise
+        self._position.end()
         if self._clear_every_step_cache:
             self._boundaries.forget()
         return result if step.compute_loss else self._stage.outputs()
@@ -254,9 +296,23 @@ class _PlannedPipeline:
         """Ends a failed step here and, by what is posted and closed, on the other ranks."""
         if not isinstance(error, PeerFailed):
             self._board.post(error)
+        if isinstance(error, TimeoutError):
+            error.args = (str(error) + self._board.who_is_behind(error),)
+        self._position.log(error)
+        self._position.waits = None
+        self._position.end()
         self._transport.close()
+        self._board.stay()
         self._transport = None
         self._boundaries.forget()
+
+    def _gather(self, value):
+        """The transport's, outside of a step's own ``try``."""
+        try:
+            return self._transport.gather(value)
+        except BaseException as error:
+            self._give_up(error)
+            raise
 
     def _agree_on_step(self, data, step: _Step):
         """Whether messages need headers, and the micro-batches; a ValueError on all ranks if they cannot go together."""
@@ -267,7 +323,7 @@ class _PlannedPipeline:
             shapes = shapes_of(batches.inputs(0)) if first else None
         except Exception as error:
             problem = error
-        facts = self._transport.gather(
+        facts = self._gather(
             {
                 "accumulate_steps": self.accumulate_steps,
                 "training, compute_loss, return_micro_batch_loss": list(step),
@@ -290,10 +346,8 @@ class _PlannedPipeline:
 
     def _finish_gradients(self):
         if self._comm_overlap:
-            for buffers in self._chunk_2_comm_buffers.values():
-                for buffer in buffers:
-                    versions.scale_buffer_grads(buffer)
-        self._timed("allreduce_shared_weight_gradients", self._layers.allreduce_shared_weight_gradients)
+            gradient_sync.finish(self._all_buffers())
+        self._timed("allreduce_shared_weight_gradients", self._shared_weights.sum_gradients)
 
     def _share_losses(self, step: _Step):
         """The losses on every rank, with the dtype and shape that they have on the last stage; None without a loss."""
@@ -344,9 +398,27 @@ class _PlannedPipeline:
 
     def chunk_gradients_final(self, chunk: int) -> None:
         """Starts the synchronisation of a chunk's gradients with the other replicas, where it is overlapped."""
-        if self._comm_overlap and self._num_chunks > 1:
-            for buffer in self._chunk_2_comm_buffers[chunk]:
-                buffer.comm_grads()
+        # With one chunk Paddle's buffers start by themselves, after the last gradient.
+        if self._comm_overlap and (self._num_chunks > 1 or cpu.is_cpu_only()):
+            gradient_sync.start(self._chunk_2_comm_buffers.get(chunk, ()))
+
+    def _all_buffers(self):
+        return [buffer for buffers in self._chunk_2_comm_buffers.values() for buffer in buffers]
+
+    def register_allreduce_overlap_hook(self, model, comm_group, *args, **kwargs):
+        """Makes the buffers that synchronise gradients with the other replicas."""
+        if cpu.is_cpu_only():
+            self._chunk_2_comm_buffers.update(gradient_sync.buffers_of(model, comm_group))
+        else:
+            super().register_allreduce_overlap_hook(model, comm_group, *args, **kwargs)
+
+    def fused_gradient(self, model, *args, **kwargs):
+        """Paddle's buffers of all chunks, also of those after a chunk without weights."""
+        trained = gradient_sync.TrainedChunks(model)
+        super().fused_gradient(trained, *args, **kwargs)
+        made = [self._chunk_2_comm_buffers.pop(k, []) for k in range(len(trained.places))]
+        self._chunk_2_comm_buffers.update(zip(trained.places, made))
+        return self._chunk_2_comm_buffers
 
     def before_forward(self, count: int) -> None:
         if self.user_hooks_enabled and getattr(self, "forward_hooks", None):
@@ -443,8 +515,7 @@ class VirtualPipelineParallel(_Interleaved, PipelineParallelWithInterleave):
     def begin_hooks(self):
         super().begin_hooks()
         if self._has_bubble_hooks():
-            order = self.plan().orders[self.stage_id]
-            self._startup = next(k for k, action in enumerate(order) if action.kind != "F")
+            self._startup = self._startup_forwards()
             self._run_bubble_hooks(until=self.stage_id)
 
     def after_forward(self, count):
@@ -466,6 +537,13 @@ class VirtualPipelineParallel(_Interleaved, PipelineParallelWithInterleave):
             self._run_bubble_hooks(until=2 * self.num_stages - 2)
         super().end_hooks(training)
 
+    def _startup_forwards(self):
+        """Forwards before the first that has a backward after it."""
+        plan, order = self.plan(), self.plan().orders[self.stage_id]
+        if plan.startups:
+            return plan.startups[self.stage_id]
+        return next(k for k, action in enumerate(order) if action.kind != "F") - 1
+
     def _has_bubble_hooks(self):
         return self.user_hooks_enabled and getattr(self, "bubble_hooks", None) is not None
 
@@ -486,6 +564,9 @@ def engine_for(layers, hcg, strategy):
     chunks = layers.get_num_virtual_stages()
     m, p = strategy.pipeline_configs["accumulate_steps"], hcg.get_pipe_parallel_world_size()
     name, why = options.schedule.name, "as asked for"
+    if name == BY_RULE and options.least_memory and chunks > 1:
+        options = dataclasses.replace(options, schedule=parse_schedule(LEAST_MEMORY)._replace(engine=options.schedule.engine))
+        name, why = options.schedule.name, "best_unbalanced_scheduler: the fewest activations"
     if name == BY_RULE:
         name = select(p, chunks, m)
         why = f"by rule for accumulate_steps={m}, pp_degree={p}, {chunks} chunks"

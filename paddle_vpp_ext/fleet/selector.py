@@ -2,6 +2,8 @@
 import functools
 import sys
 
+import paddle
+
 from ..config import PADDLES_OWN, read_options
 from ..log import logger
 from . import cpu, versions
@@ -99,7 +101,10 @@ def _accepting_any_accumulate_steps(distributed_model):
     def wrapper(model):
         from paddle.distributed.fleet.meta_parallel import PipelineLayer
 
-        if not isinstance(model, PipelineLayer) or _wants_paddles_own():
+        if not isinstance(model, PipelineLayer):
+            # Of one process 3.3 asserts that it is a PipelineLayer; before, it gave the model back.
+            return model if paddle.distributed.get_world_size() == 1 else distributed_model(model)
+        if _wants_paddles_own():
             return distributed_model(model)
         model.__dict__["get_num_virtual_stages"] = lambda: 1
         try:

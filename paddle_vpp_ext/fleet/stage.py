@@ -5,6 +5,7 @@ import paddle
 
 from ..schedule.flow import Transfer
 from . import versions
+from .autograd import backward_from
 from .data import MicroBatches
 from .messages import Boundaries, Payload, Signature, flatten, spec_of, unflatten
 
@@ -68,7 +69,7 @@ class PipelineStage:
             payload = self._pack(chunk, micro_batch, output)
             roots = [tensor for tensor in payload.tensors if not tensor.stop_gradient]
         if self._training:
-            self._held[chunk, micro_batch] = Held(leaves, roots, self._seen(value, output))
+            self._held[chunk, micro_batch] = Held(leaves, roots, self._seen(message, value, output))
         self._engine.after_forward(self._count["F"] - 1)
         return payload
 
@@ -78,16 +79,10 @@ class PipelineStage:
             if roots and grads is None:
                 self._backward_from_loss(roots[0])
             elif roots:
-                paddle.autograd.backward(tensors=roots, grad_tensors=grads)
+                backward_from(roots, grads)
         # A gradient that nothing asked for is zero: the other end waits for all that it needs.
         input_grads = [paddle.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
         return self._end_backward(seen, grads, input_grads)
-
-    def backward_input(self, chunk, micro_batch, grads):
-        raise NotImplementedError("split backward")
-
-    def backward_weight(self, chunk, micro_batch):
-        raise NotImplementedError("split backward")
 
     def sent(self, transfer: Transfer, payload: Payload) -> None:
         """Frees the memory of a sent activation; its place in the graph stays for the backward."""
@@ -147,9 +142,9 @@ class PipelineStage:
         self._count["B"] += 1
         return Payload(input_grads)
 
-    def _seen(self, value, output):
-        """What callbacks of the backward get; held only if there are any."""
-        return (value, output) if self._observed else (None, None)
+    def _seen(self, message, value, output):
+        """What callbacks of the backward get; held only if there are any. The data of the first part are not an input to them."""
+        return (value if message else None, output) if self._observed else (None, None)
 
     def _take(self, signature: Signature, tensors: List[paddle.Tensor]):
         """The leaves that received tensors become, and the value that the chunk's forward gets."""
@@ -210,11 +205,12 @@ class PipelineStage:
         scale = versions.align_mode_scale()
         if scale:
             loss = loss / scale
-        paddle.autograd.backward(self._scaler.scale(loss) if self._scaler else loss)
+        paddle.autograd.backward(versions.scale_loss(self._scaler, loss))
 
     def _call_back(self, location, kind, **what):
         if self._observed:
-            step_id = self._count[kind] if self._training else None
+            # Paddle's 1F1B engine counts no steps in an evaluation, its interleaved ones do.
+            step_id = self._count[kind] if self._training or self._num_chunks > 1 else None
             self._engine.callbacks.on_location(self._locations[location], step_id=step_id, **what)
 
     def _name_of(self, chunk):
@@ -224,7 +220,7 @@ class PipelineStage:
 
 
 def _in_form_of(value, tensors):
-    """Tensors as micro-step callbacks get them: one for a tensor, else a tuple."""
-    if tensors is None or isinstance(value, paddle.Tensor):
-        return tensors[0] if tensors else None
-    return tuple(tensors)
+    """Tensors as micro-step callbacks get them: one for a tensor, else a tuple; None where there are none."""
+    if not tensors:
+        return None
+    return tensors[0] if isinstance(value, paddle.Tensor) else tuple(tensors)

@@ -9,6 +9,7 @@ the processes of the pipeline.
     {"step": 0, "training": true, "accumulate_steps": 8, "start": …, "end": …, "actions": [["F0.0", 310, 1240], …],
      "waits": [["F1.0", 12, 305], …], "posts": [["F1.0", 10], …]}
 """
+import contextlib
 import itertools
 import json
 import os
@@ -111,8 +112,13 @@ class StepRecorder:
     def _write(self, line):
         if self._file is None:
             return
+        data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        start = self._file.tell()
         try:
-            self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
-        except OSError as error:  # a full disk is no reason to end a training
+            if self._file.write(data) < len(data):
+                raise OSError("the disk is full")
+        except OSError as error:  # no reason to end a training
             logger.warning(f"no more steps are recorded: cannot write {self._file.name}: {error}")
+            with contextlib.suppress(OSError):
+                self._file.truncate(start)  # no half of a line
             self._file = None

@@ -40,6 +40,9 @@ class ChannelTransport:
         return Pending([self._send(*send) for send in sends], [self._receive(transfer) for transfer in receives])
 
     def _send(self, transfer, payload):
+        if transfer.kind == "B":
+            self._boundaries.check_gradients(transfer, payload.tensors)
+
         def job(send):
             send_message(send, payload.tensors, payload.header)
 
@@ -127,8 +130,10 @@ class _Watched:
     def _end(self, wait):
         try:
             return wait()
-        except ConnectionError:
-            self._transport._board.look()  # a rank that failed has closed its connections: say why
+        except ConnectionError as error:
+            # A rank that failed has closed its connections: say why.
+            if not self._transport._board.look():
+                raise ConnectionError(f"{error}, and the job's store, at rank 0, does not answer: is the network cut?") from error
             raise
 
     def _describe(self):

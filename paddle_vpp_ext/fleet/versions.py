@@ -52,6 +52,19 @@ def complete(engine):
             setattr(engine, name, value)
 
 
+@contextlib.contextmanager
+def flags_off(flags, *names):
+    """Has Paddle's ``pp_configs`` read as without these flags, those that the release has."""
+    on = [name for name in names if getattr(flags, name, False)]
+    for name in on:
+        setattr(flags, name, False)
+    try:
+        yield
+    finally:
+        for name in on:
+            setattr(flags, name, True)
+
+
 def loss_functions(layers):
     """A PipelineLayer's loss functions, a list also where the release has a single one (2.6)."""
     functions = layers._loss_fn
@@ -101,6 +114,20 @@ def without_amp():
     return paddle.amp.auto_cast(enable=False)
 
 
+def scale_loss(scaler, loss):
+    """The loss times a GradScaler's scale; without one the loss itself.
+
+    Paddle's scaler disables itself where it reads an amp dtype other than float16. Paddle's engines scale under
+    ``auto_cast(enable=False)``, which sets that; elsewhere the last stage alone would switch off, and the others wait.
+    """
+    import paddle
+
+    if not scaler:
+        return loss
+    with paddle.amp.auto_cast(enable=False):
+        return scaler.scale(loss)
+
+
 def view_of(tensor):
     """A view of all of a tensor, a node of its own in the graph.
 
@@ -129,6 +156,21 @@ def move_to_host(output):
             move_to_host(item)
         elif isinstance(item, paddle.Tensor) and not item.place.is_cpu_place():
             item.pin_memory()._share_buffer_to(item)
+
+
+def whole_gradient(parameter):
+    """A weight's gradient, made if there is none, and without holes: collectives would work on a copy of one with holes."""
+    import paddle
+
+    name = "main_grad" if hasattr(parameter, "main_grad") else "grad"
+    gradient = getattr(parameter, name)
+    if gradient is None:
+        whole = paddle.zeros(parameter.shape, "float32" if name == "main_grad" else parameter.dtype)
+    else:
+        whole = gradient if gradient.is_contiguous() else gradient.contiguous()
+    if whole is not gradient:
+        setattr(parameter, name, whole)
+    return getattr(parameter, name)
 
 
 def default_store():

@@ -17,29 +17,14 @@ def free_schedule(net: Network, handicap: Sequence[Sequence[float]]) -> Optional
     A forward is only done if its rank can still finish all that it has begun, oldest micro-batch first (the
     banker's rule), so that it never deadlocks. None if the room is too small for one micro-batch.
     """
-    p, v, m, n, hop = net.num_stages, net.num_chunks, net.accumulate_steps, net.num_parts, net.hop
-    kinds, times, size, chunks = len(net.kinds), net.time, net.room.size, range(v)
+    p, m, n, hop = net.num_stages, net.accumulate_steps, net.num_parts, net.hop
+    kinds, times, size = len(net.kinds), net.time, net.room.size
     there = [[[INFINITE] * (m + 1) for _ in range(n)] for _ in range(2)]  # when the input of F, and of I or B, is there
     there[0][0][:m] = [0.0] * m
     done = [[0] * n for _ in range(3)]  # how many of each kind a part has begun
     clock, held, version, choice = [0.0] * p, [0] * p, [0] * p, [None] * p
-    reserve = [list(accumulate(size[rank::p])) for rank in range(p)]  # what chunks 0..c of a micro-batch take
     orders, queue = [[] for _ in range(p)], []
-
-    def is_safe(rank, part):
-        limit = net.room.limit[rank]
-        if held[rank] + size[part] > limit:
-            return False
-        forwards, freed, i = done[0], done[2], done[0][part]
-        for chunk in chunks:
-            oldest = freed[chunk * p + rank]
-            if oldest < i:
-                later = size[part]
-                for s in range(rank, n, p):
-                    later += size[s] * max(0, forwards[s] - max(freed[s], oldest + 1))
-                if later + reserve[rank][chunk] > limit:
-                    return False
-        return True
+    is_safe = _bankers_rule(net, held, done)
 
     def choose(rank):
         now, best = clock[rank], None
@@ -88,6 +73,34 @@ def free_schedule(net: Network, handicap: Sequence[Sequence[float]]) -> Optional
     return (max(clock), orders) if all(count == m for count in done[2]) else None
 
 
+def _bankers_rule(net, held, done):
+    """Whether a rank may do one more forward of a part, given what each rank holds and how much each part has done.
+
+    For every micro-batch that is begun: with those after it holding what they hold, there is room for all of it.
+    """
+    p, n, size = net.num_stages, net.num_parts, net.room.size
+    reserve = [list(accumulate(size[rank::p])) for rank in range(p)]  # what chunks 0..c of a micro-batch take
+
+    def is_safe(rank, part):
+        limit = net.room.limit[rank]
+        if held[rank] + size[part] > limit:
+            return False
+        forwards, freed, i = done[0], done[2], done[0][part]
+        for chunk in range(net.num_chunks):
+            # The oldest micro-batch with this chunk not freed. Chunks 0..this are at least what it still takes; a later one
+            # whose last chunk not freed is this one takes no more, and has less after it.
+            oldest = freed[chunk * p + rank]
+            if oldest < i:
+                later = size[part]
+                for s in range(rank, n, p):
+                    later += size[s] * max(0, forwards[s] - max(freed[s], oldest + 1))
+                if later + reserve[rank][chunk] > limit:
+                    return False
+        return True
+
+    return is_safe
+
+
 def random_handicaps(net: Network, seed: int):
     """Handicaps of the ``seed``-th try: alike on all ranks or each its own, from slight to twice an action's time."""
     rnd = random.Random(seed)
@@ -104,7 +117,7 @@ def random_handicaps(net: Network, seed: int):
 def anneal(net: Network, orders: Numbers, makespan: float, tries: int, seed: int) -> Tuple[float, Numbers]:
     """The best (makespan, orders) met while actions are moved within their ranks, worse ones accepted ever more rarely.
 
-    Simulated annealing (Kirkpatrick et al. 1983) from a temperature of half an action's time down to nothing.
+    Simulated annealing (Kirkpatrick et al. 1983) from a temperature of nearly an action's time down to nothing.
     Never leaves the room, and stops at the net's bound.
     """
     net.build()
@@ -112,16 +125,17 @@ def anneal(net: Network, orders: Numbers, makespan: float, tries: int, seed: int
     bound = net.bound() * (1 + 1e-9)
     current, now = [list(order) for order in orders], makespan
     best = makespan, orders
-    hottest = 0.5 * sum(map(sum, net.time)) / (len(net.kinds) * net.num_parts)
+    hottest = 0.9 * sum(map(sum, net.time)) / (len(net.kinds) * net.num_parts)
     steps, p = (-6, -4, -3, -2, -1, -1, -1, 1, 1, 1, 2, 3, 4, 6), net.num_stages
     for count in range(tries):
         if best[0] <= bound:
             break
-        rank = rnd.randrange(p)
+        rank = int(rnd.random() * p)
         order = current[rank]
         at = int(rnd.random() * len(order))
-        moved = _moved(net, order, at, at + rnd.choice(steps))
-        if moved is None or not net.fits(rank, moved):
+        to = at + steps[int(rnd.random() * len(steps))]
+        moved = _moved(net, order, at, to)
+        if moved is None or not net.fits(rank, moved, min(at, to), max(at, to) + 1):
             continue
         current[rank] = moved
         heat = hottest * (1 - count / tries)

@@ -30,7 +30,10 @@ class Network:
     ranks hold (None: no bound). ValueError for costs of another number of parts.
     """
 
-    def __init__(self, num_stages: int, num_chunks: int, accumulate_steps: int, costs: Costs = UNIT, room: Optional[Room] = None, split: bool = True):
+    def __init__(
+        self, num_stages: int, num_chunks: int, accumulate_steps: int,
+        costs: Costs = UNIT, room: Optional[Room] = None, split: bool = True,
+    ):
         self.num_stages, self.num_chunks, self.accumulate_steps = num_stages, num_chunks, accumulate_steps
         self.num_parts = n = num_stages * num_chunks
         table = costs.table(n)
@@ -124,10 +127,11 @@ class Network:
             position[rank], clock[rank] = j, now
         return None if left else (max(clock), ends)
 
-    def fits(self, rank: int, order: Sequence[int]) -> bool:
-        """Whether ``order`` never holds more than the rank's room."""
-        held, limit, change = 0, self.room.limit[rank], self.change
-        for action in order:
+    def fits(self, rank: int, order: Sequence[int], start: int = 0, stop: Optional[int] = None) -> bool:
+        """Whether ``order`` never holds more than the rank's room between ``start`` and ``stop``."""
+        change, limit = self.change, self.room.limit[rank]
+        held = sum([change[action] for action in order[:start]])
+        for action in order[start:stop]:
             held += change[action]
             if held > limit:
                 return False

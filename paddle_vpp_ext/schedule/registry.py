@@ -41,12 +41,12 @@ def zbvpp(num_stages, num_chunks, accumulate_steps, groups="even", cap=None, cos
     return zero_bubble(num_stages, num_chunks, accumulate_steps, sizes, cap, costs)
 
 
-def auto(num_stages, num_chunks, accumulate_steps, memory=None, profile=None, costs=UNIT, blocking=False) -> List[Order]:
-    """The fastest orders that ``search`` finds. ``profile`` is the engine's affair: it measures costs and plans anew."""
+def auto(num_stages, num_chunks, accumulate_steps, memory=None, costs=UNIT, blocking=False) -> List[Order]:
+    """The fastest orders that ``search`` finds."""
     return search(num_stages, num_chunks, accumulate_steps, costs, memory, blocking).orders
 
 
-def auto_note(num_stages, num_chunks, accumulate_steps, memory=None, profile=None, costs=UNIT, blocking=False) -> str:
+def auto_note(num_stages, num_chunks, accumulate_steps, memory=None, costs=UNIT, blocking=False) -> str:
     """What ``auto`` chose and what it expects (the search is done once)."""
     return str(search(num_stages, num_chunks, accumulate_steps, costs, memory, blocking))
 
@@ -99,13 +99,6 @@ def read_cap(text: str) -> float:
     return cap
 
 
-def read_steps(text: str) -> int:
-    """A whole number of steps, at least 1."""
-    if not re.fullmatch(r"[1-9][0-9]*", text, re.ASCII):
-        raise ValueError(f"{text!r} is no whole number of steps")
-    return int(text)
-
-
 def read_costs(text: str) -> Costs:
     """The costs in a JSON file."""
     try:
@@ -118,7 +111,7 @@ class Schedule(NamedTuple):
     """``orders`` makes the orders; ``keys`` are its options and how their text is read; ``startups`` as vpp_startups.
 
     ``by_costs``: ``orders`` also takes ``costs`` and ``blocking``, and what it makes depends on them. ``groups``: the
-    grouping where the option is not given. ``note``, called like ``orders``, says in a sentence why these.
+    grouping where the option is not given. ``note``, called like ``orders``, says in a sentence why these. ``splits``: a backward may be split into I and W.
     """
 
     orders: Callable[..., List[Order]]
@@ -127,13 +120,14 @@ class Schedule(NamedTuple):
     by_costs: bool = False
     groups: str = "first"
     note: Optional[Callable[..., str]] = None
+    splits: bool = True
 
 
 SCHEDULES: Dict[str, Schedule] = {
-    "VPP": Schedule(vpp, {"groups": read_groups, "slope": read_slope, "overlap": read_switch}, vpp_startups),
-    "FthenB": Schedule(fthenb, {}),
+    "VPP": Schedule(vpp, {"groups": read_groups, "slope": read_slope, "overlap": read_switch}, vpp_startups, splits=False),
+    "FthenB": Schedule(fthenb, {}, splits=False),
     "ZBVPP": Schedule(zbvpp, {"groups": read_groups, "cap": read_cap}, by_costs=True, groups="even"),
-    "auto": Schedule(auto, {"memory": read_memory, "profile": read_steps, "costs": read_costs}, by_costs=True, note=auto_note),
+    "auto": Schedule(auto, {"memory": read_memory, "costs": read_costs}, by_costs=True, note=auto_note),
 }
 
 _BUILT_IN = frozenset(SCHEDULES)

@@ -63,7 +63,8 @@ def search(
     Tried are fixed VPP and zero-bubble orders and list schedules over groupings, startup slopes and depths, with whole
     and (unless ``split`` is False) split backwards; in small pipelines also orders that follow no sequence, improved by
     annealing. ``memory`` None: not more activations than ``VPP:groups=first`` holds on its worst rank. ``blocking``:
-    exchanges block, else transfers run beside computation. ``effort`` scales how much is tried. The same arguments give the same result on every machine. ValueError for a limit in which nothing runs.
+    exchanges block, else transfers run beside computation. ``effort`` scales how much is tried. The same
+    arguments give the same result on every machine. ValueError for a limit in which nothing runs.
     """
     return _search(num_stages, num_chunks, accumulate_steps, costs, memory, blocking, split, effort)
 
@@ -140,9 +141,9 @@ def _improved(nets, pool, stop, effort):
         return []
     tried.sort(key=lambda entry: entry[0])
     best, vain = tried[0], 0
-    tries = int(effort * min(20_000, 3_000_000 // net.num_actions))
+    tries = int(effort * min(40_000, 5_000_000 // net.num_actions))
     for seed in range(10):
-        if best[0] <= stop or vain == 4:
+        if best[0] <= stop or vain == 2:
             break
         start = tried[seed % min(4, len(tried))]
         makespan, orders = anneal(net, start[3], start[0], tries, seed)

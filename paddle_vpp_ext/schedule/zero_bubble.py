@@ -58,7 +58,9 @@ def smallest_rooms(net: Network, groups: Sequence[int]) -> List[float]:
     return rooms
 
 
-def list_schedule(net: Network, groups: Sequence[int], ahead: Optional[Sequence[int]] = None, patience: float = 0.5) -> Optional[Tuple[float, Numbers]]:
+def list_schedule(
+    net: Network, groups: Sequence[int], ahead: Optional[Sequence[int]] = None, patience: float = 0.5
+) -> Optional[Tuple[float, Numbers]]:
     """(makespan, orders): each rank always does the most useful ready action: I (or B) before F before W.
 
     Forwards and backwards come in the sequences of VPP. A forward has to find room; rank r is never more than
@@ -130,7 +132,8 @@ def list_schedule(net: Network, groups: Sequence[int], ahead: Optional[Sequence[
 def steady_pattern(net: Network, groups: Sequence[int], slope: float = 1, extra: int = 0) -> Numbers:
     """Orders in a fixed rhythm: startup forwards, then forward, I and W in turn, W once the room is full, whatever things cost.
 
-    With whole backwards it is forward and B in turn, the order of VPP. The startup of rank r is ``slope`` * (p-1-r) + (V-1) * g_0 + ``extra`` forwards. With slope 1 and room for
+    With whole backwards it is forward and B in turn, the order of VPP. The startup of rank r is
+    ``slope`` * (p-1-r) + (V-1) * g_0 + ``extra`` forwards. With slope 1 and room for
     p micro-batches it is the interleaved zero-bubble 1F1B of torch.distributed.pipelining: makespan
     m(F+I+W) + (p-1)(F+I-W)/V at a peak of p micro-batches. p=2, V=1, m=3, room for 2:
 
@@ -217,7 +220,9 @@ def try_pattern(net: Network, groups: Sequence[int], slope: float = 1, extra: in
     return result and (result[0], orders)
 
 
-def zero_bubble(num_stages: int, num_chunks: int, accumulate_steps: int, groups: Sequence[int], cap: Optional[float] = None, costs: Costs = UNIT) -> List[Order]:
+def zero_bubble(
+    num_stages: int, num_chunks: int, accumulate_steps: int, groups: Sequence[int], cap: Optional[float] = None, costs: Costs = UNIT
+) -> List[Order]:
     """The orders of the schedule ``ZBVPP``: the fastest found under ``costs``, any p >= 2, V >= 1, m >= 1.
 
     ``cap``: how many micro-batches' activations a rank may hold (a chunk's counts 1/V). Without it: p where p divides

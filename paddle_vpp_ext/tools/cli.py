@@ -20,7 +20,7 @@ class Parser(argparse.ArgumentParser):
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands; each puts its function into ``run``."""
     # Imported here, so that a command needs only what it uses: doctor runs even where numpy is missing.
-    from . import check_command, compare_command, doctor, plan_command, run_command, trace_command
+    from . import check_command, compare_command, diagnose_command, doctor, plan_command, run_command, trace_command
 
     parser = Parser(
         prog=PROGRAM,
@@ -29,7 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
-    for module in (plan_command, compare_command, check_command, run_command, trace_command, doctor):
+    for module in (plan_command, compare_command, check_command, run_command, trace_command, doctor, diagnose_command):
         module.add_command(commands)
     return parser
 

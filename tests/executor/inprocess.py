@@ -64,7 +64,7 @@ class World:
         """Gives the turn away until ``ready()`` and this rank has been picked again."""
         with self.lock:
             self.wants[rank] = ready
-            if self.turn == rank:
+            if self.turn is None or self.turn == rank:  # None: the last thread to start finds the others waiting
                 self._pass_turn()
             if not self.lock.wait_for(lambda: self.turn == rank or self.error, 60):
                 raise Hang(f"rank {rank} was never picked")

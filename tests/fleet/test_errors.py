@@ -8,10 +8,10 @@ import time
 import paddle
 import pytest
 from paddle import nn
-from paddle.distributed.fleet.meta_parallel import LayerDesc
+from paddle.distributed.fleet.meta_parallel import LayerDesc, SharedLayerDesc
 
 from pool import ROOT, environment, get_pool, reserved_endpoints
-from training import Block, batch, build
+from training import WIDTH, Block, batch, build, set_options
 
 P, V, M = 3, 2, 4
 
@@ -209,3 +209,124 @@ def test_an_exception_on_one_rank_ends_all_ranks_within_seconds(tmp_path):
         assert process.returncode == 1, f"rank {rank}: {process.returncode}\n{output}"
         assert "this layer fails" in output and ("ArithmeticError" in output), output
         assert rank == 0 or "rank 0 of the pipeline failed" in output, output
+
+
+class Changes(nn.Layer):
+    """A tensor of another dtype, form or need of a gradient after some micro-batches."""
+
+    def forward(self, x):
+        Changes.count += 1
+        return CHANGED[self.what](x) if Changes.count > self.after else x * 2
+
+
+CHANGED = {
+    "dtype": lambda x: x.astype("float64"),
+    "form": lambda x: (x * 2,),
+    "no gradient": lambda x: x.detach(),
+}
+
+
+def train_through_changes(what, after):
+    Changes.what, Changes.after, Changes.count = what, after, 0
+    engine, optimizer = build(
+        [LayerDesc(Block), LayerDesc(Changes)] + [LayerDesc(Block)] * 4, V, "VPP", M, seg_method="layer:Block|Changes"
+    )
+    for step in range(2):
+        engine.train_batch(list(batch(step, 8)), optimizer)
+
+
+@pytest.mark.parametrize("what, says", (
+    ("dtype", "part 1 of the model made tensor (float64[2, 8] with gradient) for micro-batch {}, but tensor (float32[2, 8]"),
+    ("form", "part 1 of the model made tuple (float32[2, 8] with gradient) for micro-batch {}, but tensor (float32[2, 8]"),
+    ("no gradient", "part 1 of the model made tensor (float32[2, 8]) for micro-batch {}, but tensor (float32[2, 8] with gradient)"),
+))
+@pytest.mark.parametrize("after", (1, M))
+def test_an_output_of_another_type_is_an_error_on_the_sender(what, says, after):
+    """Within a step, and from one step to the next."""
+    for text in errors(train_through_changes, what, after):
+        assert says.format(after % M) in text, text
+
+
+OTHER_GRADIENTS = {"dtype": lambda grad: grad.astype("int32"), "size": lambda grad: grad[:1]}
+
+
+def train_with_other_gradient(what):
+    engine, optimizer = wrap("VPP")
+    backward = engine._stage.backward
+
+    def changed(chunk, micro_batch, grads):
+        payload = backward(chunk, micro_batch, grads)
+        return payload._replace(tensors=[OTHER_GRADIENTS[what](tensor) for tensor in payload.tensors])
+
+    if engine.stage_id == 1:
+        engine._stage.backward = changed
+    engine.train_batch(list(batch(0, 8)), optimizer)
+
+
+@pytest.mark.parametrize("what, says", (("dtype", "(int32[2, 8])"), ("size", "(float32[1, 8])")))
+def test_a_gradient_of_another_type_or_size_is_an_error_on_the_sender(what, says):
+    for text in errors(train_with_other_gradient, what):
+        assert f"the backward of part 4 of the model made gradients {says} for micro-batch 0, but part 3 gave it tensor (float32[2, 8]" in text, text
+
+
+class Breaks(nn.Layer):
+    """No number in the output, or in the gradient of the input."""
+
+    def forward(self, x):
+        if self.where == "forward":
+            return x / 0.0
+        return x + paddle.sqrt(x * 0.0)
+
+
+def train_through_breaks(where, schedule):
+    Breaks.where = where
+    engine, optimizer = build(
+        [LayerDesc(Block)] * 2 + [LayerDesc(Breaks)] + [LayerDesc(Block)] * 3, V, schedule, M, seg_method="layer:Block|Breaks"
+    )
+    loss = engine.train_batch(list(batch(0, 8)), optimizer)
+    raise ValueError(f"the loss is {float(loss)}")
+
+
+@pytest.mark.parametrize("where, says", (
+    ("forward", "the activation that part 2 of the model made in its forward, for part 3, has 16 of 16 values that are infinite"),
+    ("backward", "the gradient that part 2 of the model made in its backward, for part 1, has 16 of 16 values that are infinite"),
+))
+def test_check_finite_names_part_micro_batch_and_direction(where, says):
+    for text in errors(train_through_breaks, where, "VPP:check_finite=on"):
+        assert says in text and "FloatingPointError" in text and "micro-batch 0, tensor 0" in text, text
+    for text in errors(train_through_breaks, where, "VPP"):
+        assert "the loss is" in text, text
+
+
+class Tied(Block):
+    """Its weight is larger on the last rank."""
+
+    def __init__(self):
+        super().__init__()
+        width = WIDTH + (paddle.distributed.get_rank() == P - 1)
+        self.weight = self.create_parameter([WIDTH, width])
+
+
+def wrap_tied():
+    from paddle.distributed import fleet
+    from training import Model
+
+    set_options("VPP", M)
+    descs = [SharedLayerDesc("tied", Tied)] + [LayerDesc(Block)] * 4 + [SharedLayerDesc("tied", Tied)]
+    with_weights_left_alone = type("Model", (Model,), {"_synchronize_shared_weights": lambda self: None})
+    fleet.distributed_model(with_weights_left_alone(descs, seg_method="layer:Block|Tied", num_virtual_pipeline_stages=V))
+
+
+def test_tied_weights_of_different_shapes_are_found_when_the_model_is_wrapped():
+    for text in errors(wrap_tied):
+        assert "disagree when the model is wrapped" in text, text
+        assert "shared weight tied.weight: rank 0: float32[8, 8], rank 2: float32[8, 9]" in text, text
+
+
+def wrap_with_other_options():
+    wrap("VPP:timeout=600" if paddle.distributed.get_rank() else "VPP:timeout=6e2,check_finite=on", micro_batch_size=2)
+
+
+def test_options_that_differ_are_found_one_by_one():
+    for text in errors(wrap_with_other_options):
+        assert "check_finite: rank 0: True, rank 1: False, rank 2: False" in text and "\n  timeout" not in text, text

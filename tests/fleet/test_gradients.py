@@ -6,7 +6,7 @@ from paddle.distributed.fleet.meta_parallel import LayerDesc
 from pool import get_pool
 from training import Block, OneProcess, assert_same_bits, batch, build, cut, gradients, merged, named_layers
 
-SCHEDULES = ("VPP:groups=first", "VPP:groups=even", "FthenB")
+SCHEDULES = ("VPP:groups=first", "VPP:groups=even", "FthenB", "ZBVPP")
 
 
 def descs(count):

@@ -8,12 +8,15 @@ import numpy as np
 import paddle
 import pytest
 from paddle import nn
+from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc
 
+import paddle_vpp_ext
 from pool import get_pool
 from training import (
     WIDTH,
     Block,
+    Model,
     OneProcess,
     assert_same_bits,
     batch,
@@ -23,6 +26,7 @@ from training import (
     mean_square,
     merged,
     named_layers,
+    set_options,
 )
 
 
@@ -82,6 +86,64 @@ def test_2_the_balanced_scheduler_s_flag_trains_and_evaluates(m):
 
 def test_3_with_two_stages_no_gradient_is_taken_for_an_activation():
     check(get_pool(2).run(step_and_eval, blocks(6), 3, "VPP", 5), blocks(6), 5)
+
+
+# ---- 4, 5, 12: the steady phase
+
+
+@pytest.mark.parametrize("m", (1, 2, 4))
+def test_4_without_steady_steps(m):
+    check(get_pool(4).run(step_and_eval, blocks(8), 2, "VPP:groups=first,slope=2", m), blocks(8), m)
+
+
+class OverlapModel(paddle_vpp_ext.OverlapMixin, Model):
+    pass
+
+
+def wrap_overlap(descs, m, loss_fn=mean_square):
+    set_options("VPP:overlap=on,groups=first,slope=2", m, 2)
+    return fleet.distributed_model(OverlapModel(descs, loss_fn, seg_method="layer:Block", num_virtual_pipeline_stages=2))
+
+
+def overlapped_step(m):
+    engine = wrap_overlap(blocks(8), m)
+    before = engine.eval_batch(list(batch(m, 2 * m)), compute_loss=True)
+    engine._layers.train()
+    loss = engine.forward_backward_pipeline(list(batch(m, 2 * m)))
+    return None, loss.numpy(), gradients(named_layers(engine)), before.numpy()
+
+
+@pytest.mark.parametrize("m", (4, 5, 7))
+def test_5_overlap_does_no_forward_too_many(m):
+    check(get_pool(4).run(overlapped_step, m), blocks(8), m)
+
+
+class KeptLoss:
+    """A loss function that keeps its results."""
+
+    def __init__(self):
+        self.results = []
+
+    def __call__(self, output, label):
+        loss = mean_square(output, label)
+        self.results.append(loss)
+        return loss
+
+
+def kept_losses(m, overlap):
+    loss_fn = KeptLoss()
+    engine = wrap_overlap(blocks(8), m, loss_fn) if overlap else build(blocks(8), 2, "VPP", m, loss_fn=loss_fn)[0]
+    engine.forward_backward_pipeline(list(batch(m, 2 * m)))
+    return [loss.numpy() for loss in loss_fn.results]
+
+
+@pytest.mark.parametrize("overlap", (False, True))
+def test_12_the_loss_function_s_own_result_is_not_divided(overlap):
+    one = OneProcess(blocks(8))
+    expected = [mean_square(one.forward(x), y).numpy() for x, y in cut(batch(9, 18), 9)]
+    *others, last = get_pool(4).run(kept_losses, 9, overlap)
+    assert others == [[], [], []]
+    np.testing.assert_array_equal(last, expected)
 
 
 # ---- 7, 8: answers that leave something behind
@@ -279,9 +341,9 @@ def test_15_no_environment_variable_is_left_behind():
 # ---- memory
 
 
-def sent_activations_held():
-    """Activations of this rank's outputs that still have their memory, at each forward of the last third of a step."""
-    engine, _ = build(blocks(8), 2, "VPP", 12)
+def sent_activations_held(schedule):
+    """Activations of this rank's outputs that still have their memory: most at once, and at the end of a step."""
+    engine, _ = build(blocks(8), 2, schedule, 12)
     made, held = [], []
     stage = engine._stage
     forward = stage.forward
@@ -298,7 +360,33 @@ def sent_activations_held():
     return max(held), sum(t._is_initialized() for t in made)
 
 
-def test_outputs_are_freed_once_they_are_sent():
-    for rank, (most, at_the_end) in enumerate(get_pool(4).run(sent_activations_held)):
+@pytest.mark.parametrize("schedule", ("VPP", "VPP:overlap_p2p_comm=on"))
+def test_6_outputs_are_freed_once_they_are_sent(schedule):
+    for rank, (most, at_the_end) in enumerate(get_pool(4).run(sent_activations_held, schedule)):
         assert at_the_end == 0
         assert most < 12, f"rank {rank} holds {most} of 24"
+
+
+def sent_too_early():
+    """Activations whose memory was freed while they were under way."""
+    engine, _ = build(blocks(8), 2, "VPP:overlap_p2p_comm=on", 12)
+    under_way, early = {}, []
+    exchange, sent = engine._transport.exchange, engine._stage.sent
+
+    def watched_exchange(sends, receives):
+        pending = exchange(sends, receives)
+        under_way.update((transfer, ticket) for (transfer, _), ticket in zip(sends, pending.sends))
+        return pending
+
+    def watched_sent(transfer, payload):
+        if not under_way.pop(transfer).done():
+            early.append(str(transfer))
+        sent(transfer, payload)
+
+    engine._transport.exchange, engine._stage.sent = watched_exchange, watched_sent
+    engine.forward_backward_pipeline(list(batch(12, 24)))
+    return early, len(under_way)
+
+
+def test_6_no_output_is_freed_while_it_is_under_way():
+    assert get_pool(4).run(sent_too_early) == [([], 0)] * 4

@@ -99,8 +99,8 @@ class OneProcess:
         for place, desc in enumerate(descs):
             paddle.seed(SEED + place)
             self.layers[place] = desc.build_layer() if isinstance(desc, LayerDesc) else desc
-        parameters = [p for layer in self.layers.values() if isinstance(layer, nn.Layer) for p in layer.parameters()]
-        self.optimizer = paddle.optimizer.SGD(learning_rate, parameters=parameters or [paddle.create_parameter([1], "float32")])
+        self.parameters = [p for layer in self.layers.values() if isinstance(layer, nn.Layer) for p in layer.parameters()]
+        self.optimizer = paddle.optimizer.SGD(learning_rate, parameters=self.parameters or [paddle.create_parameter([1], "float32")])
         self.loss_fn = loss_fn
 
     def forward(self, x):

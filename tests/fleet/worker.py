@@ -70,7 +70,8 @@ def _start_fleet(configs):
     if os.environ["PADDLE_TRAINER_ID"] != "0":
         _wait_listening(int(os.environ["PADDLE_MASTER"].rsplit(":", 1)[1]))
     fleet.init(is_collective=True, strategy=strategy)
-    paddle.distributed.barrier()
+    if paddle.distributed.get_world_size() > 1:
+        paddle.distributed.barrier()
 
 
 def _enable_extension():

@@ -1,10 +1,11 @@
 """The proven optimum of small pipelines, by OR-tools CP-SAT. Shares nothing with the package.
 
-Free are the order of each rank and which backwards are split. Micro-batches are alike, so that nothing is lost
-by asking each part to do its forwards, its I and its W in the order of the micro-batches (relabel them by rank
-of completion at every part: the k-th forward of part s needs k forwards of part s-1, the same for I, W and memory).
+Free is the order of each rank, with all backwards split (a whole backward is I with W right after it). As micro-batches
+are alike, nothing is lost by letting each part do its forwards in the order of the micro-batches, and so its I and its
+W: name the k-th to be done at each part k. When the k-th forward of part s starts, k forwards of part s-1 are done, so
+also the k-th of them; the same for I and W; and what is held depends on how many are done, not on which.
 
-Run as a script it writes the rows of ``optima.tsv``: python exact.py SEED COUNT SECONDS >> optima.tsv
+Run as a script it writes rows of ``optima.tsv`` for seeds FIRST .. FIRST+COUNT-1: python exact.py FIRST COUNT SECONDS
 """
 import random
 import sys
@@ -46,14 +47,14 @@ def random_case(seed):
     return Case(p, num_chunks, m, *times, rnd.choice((0, 0, 1)), cap)
 
 
-def solve(case, seconds=60.0, upper=None, workers=1):
-    """(best makespan found, proven lower bound); equal if it is the optimum. ``upper``: a makespan that is known to work."""
+def solve(case, seconds=60.0, workers=1):
+    """(best makespan found, proven lower bound); equal if it is the optimum. RuntimeError if nothing is found in time."""
     from ortools.sat.python import cp_model
 
     p, v, m = case.p, case.num_chunks, case.m
     n = p * v
     times = {"F": case.forward, "I": case.input_grad, "W": case.weight_grad}
-    horizon = upper or (sum(map(sum, times.values())) + 2 * n * case.hop) * m
+    horizon = (sum(map(sum, times.values())) + 2 * n * case.hop) * m
     model = cp_model.CpModel()
     start = {(k, s, i): model.new_int_var(0, horizon, f"{k}{s}.{i}") for k in "FIW" for s in range(n) for i in range(m)}
     after = lambda b, a, lag=0: model.add(start[b] >= start[a] + times[a[0]][a[1]] + lag)

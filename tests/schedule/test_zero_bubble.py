@@ -2,7 +2,7 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from paddle_vpp_ext.schedule.action import format_order
+from paddle_vpp_ext.schedule.action import format_order, parse_order
 from paddle_vpp_ext.schedule.costs import Costs
 from paddle_vpp_ext.schedule.grouping import even
 from paddle_vpp_ext.schedule.interleave import interleaved
@@ -89,14 +89,8 @@ def test_less_room_than_the_smallest_deadlocks(data):
 
 def test_activations_are_held_until_w_and_i_frees_nothing():
     for order, peak in (("F0.0 F0.1 I0.0 I0.1 W0.0 W0.1", 2), ("F0.0 I0.0 F0.1 I0.1 W0.0 W0.1", 2), ("F0.0 I0.0 W0.0 F0.1 I0.1 W0.1", 1)):
-        plan = plan_orders([parse(order)] * 2, 1, 2)
+        plan = plan_orders([parse_order(order)] * 2, 1, 2)
         assert plan.simulate().peak_activations == [peak, peak]
-
-
-def parse(text):
-    from paddle_vpp_ext.schedule.action import parse_order
-
-    return parse_order(text)
 
 
 @pytest.mark.parametrize("function, made", [

@@ -1,0 +1,48 @@
+"""``check_finite=on``: no infinity and no NaN crosses a stage boundary unseen."""
+from typing import Any, Sequence, Tuple
+
+import paddle
+
+from ..executor import Pending
+from ..schedule.flow import Transfer
+from .messages import Payload
+
+
+class FiniteTransport:
+    """A transport that looks at what it sends. Everything else is passed through.
+
+    FloatingPointError that names the part, the micro-batch and the direction, before anything of the
+    exchange is sent. On a GPU the host waits for each of these looks.
+    """
+
+    def __init__(self, transport):
+        self._transport = transport
+
+    def __getattr__(self, name):
+        return getattr(self._transport, name)
+
+    def exchange(self, sends: Sequence[Tuple[Transfer, Payload]], receives: Sequence[Transfer]) -> Pending:
+        for transfer, payload in sends:
+            for place, tensor in enumerate(payload.tensors):
+                _check(transfer, place, tensor)
+        return self._transport.exchange(sends, receives)
+
+
+def _check(transfer: Transfer, place: int, tensor: Any) -> None:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return
+    with paddle.no_grad():
+        finite = paddle.isfinite(tensor.detach())
+        if finite.all():
+            return
+        count = finite.size - int(finite.astype("int64").sum())
+    kind, part, micro_batch = transfer
+    direction = (
+        f"the activation that part {part} of the model made in its forward, for part {part + 1}"
+        if kind == "F"
+        else f"the gradient that part {part} of the model made in its backward, for part {part - 1}"
+    )
+    raise FloatingPointError(
+        f"{direction}, has {count} of {finite.size} values that are infinite or no number: "
+        f"micro-batch {micro_batch}, tensor {place} of the message"
+    )
