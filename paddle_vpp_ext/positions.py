@@ -65,7 +65,7 @@ def text_of(instruction) -> str:
 
 
 class Verdict(NamedTuple):
-    """What positions say together: the rank at fault, the broken edge (from rank, to rank), either may be None; and why, as text."""
+    """What positions say together: the rank at fault and the broken edge (from rank, to rank), where known; and why, as text."""
 
     culprit: Optional[int]
     edge: Optional[tuple]

@@ -1,5 +1,5 @@
 """A step's data, cut into micro-batches."""
-from typing import Any, Iterator, List, Tuple
+from typing import Any
 
 import paddle
 

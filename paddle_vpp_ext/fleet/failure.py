@@ -82,7 +82,8 @@ class FailureBoard:
                         positions.update({rank: found} if found else {})
                 time.sleep(0.05)
         except Exception:
-            return f"\nthe job's store, at rank 0, does not answer, so nothing is known of the others; {hint}\n{table_of([position])}"
+            silence = "the job's store, at rank 0, does not answer, so nothing is known of the others"
+            return f"\n{silence}; {hint}\n{table_of([position])}"
         verdict = judge(list(positions.values()), ranks)
         silent = [rank for rank in ranks if rank not in positions]
         tail = f"\n  rank {', '.join(map(str, silent))}: no answer" if silent else ""

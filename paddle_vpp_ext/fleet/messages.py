@@ -5,6 +5,7 @@ of lists of them). Its Signature goes ahead of the first micro-batch that crosse
 and holds for the others; the gradients that come back have the shapes and dtypes of those of
 the tensors that need one, so they need no header.
 """
+import functools
 import json
 import math
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
@@ -59,7 +60,12 @@ class Signature(NamedTuple):
 
 def dtype_name(tensor: paddle.Tensor) -> str:
     """``float32`` and the like, in all releases."""
-    return str(tensor.dtype).rpartition(".")[2]
+    return _name_of(tensor.dtype)
+
+
+@functools.lru_cache(None)
+def _name_of(dtype):
+    return str(dtype).rpartition(".")[2]
 
 
 def spec_of(tensor: paddle.Tensor) -> TensorSpec:

@@ -1,6 +1,6 @@
 """This rank's position in its step, and the watchdog that tells it when the rank itself is stuck.
 
-Costs an action one append to a deque, and a wait that really waits two reads of the clock.
+Costs an action one append to a deque, and a wait that really waits one read of the clock.
 """
 import collections
 import sys

@@ -18,7 +18,9 @@ for as long as the option timeout says. With several hosts put their logs into o
 _LOG = re.compile(r"workerlog\.\d+(\.\d+)?\Z")
 _BIGGEST = 64 << 20  # bytes of a log that are read, from its end
 # What Paddle, Python or the system write last when a process ends badly.
-_LAST_WORDS = re.compile(r"^(\w*(Error|Exception|Interrupt)\b.*|.*(Segmentation fault|SIGABRT|SIGSEGV|SIGBUS|Killed|Out of memory).*)$", re.M)
+_LAST_WORDS = re.compile(
+    r"^(\w*(Error|Exception|Interrupt)\b.*|.*(Segmentation fault|SIGABRT|SIGSEGV|SIGBUS|Killed|Out of memory).*)$", re.M
+)
 
 
 def add_command(commands) -> None:

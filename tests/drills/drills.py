@@ -34,7 +34,11 @@ def test_after_an_exception_in_a_forward_or_a_backward_training_goes_on(at, phas
     expect.failed_and_recovered(drill.run("fail", at=at, phase=phase, recover=True), at, "the layer fails")
 
 
-@pytest.mark.parametrize("fault, at, text", [("fail_loss", LAST, "the loss fails"), ("fail_data", 0, "the data iterator fails"), ("fail_data", LAST, "the data iterator fails")])
+@pytest.mark.parametrize("fault, at, text", [
+    ("fail_loss", LAST, "the loss fails"),
+    ("fail_data", 0, "the data iterator fails"),
+    ("fail_data", LAST, "the data iterator fails"),
+])
 def test_after_an_exception_in_the_loss_or_the_data_training_goes_on(fault, at, text):
     expect.failed_and_recovered(drill.run(fault, at=at, phase="", recover=True), at, text)
 
@@ -53,7 +57,8 @@ def test_a_rank_that_hangs_is_named(at):
 @pytest.mark.parametrize("at", RANKS)
 def test_a_message_of_the_wrong_size_is_an_error_on_all_ranks(at):
     result = drill.run("wrong_size", at=at)
-    expect.ended_with_errors_naming(result, None, "the sent tensor has 128 bytes, the one to be filled 64", "made gradients (float32[4, 8])")
+    at_the_receiver, at_the_sender = "the sent tensor has 128 bytes, the one to be filled 64", "made gradients (float32[4, 8])"
+    expect.ended_with_errors_naming(result, None, at_the_receiver, at_the_sender)
 
 
 @needs_hosts

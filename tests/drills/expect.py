@@ -17,7 +17,8 @@ def ended_with_errors_naming(result, at, *words, limit=LIMIT):
 
 def lost(result, at):
     """Rank ``at`` has ended without a word: the errors name it."""
-    ended_with_errors_naming(result, at, f"(rank {at}): the other process has ended", f"rank {at}, which keeps the job's store, has ended")
+    closed = f"(rank {at}): the other process has ended"
+    ended_with_errors_naming(result, at, closed, f"rank {at}, which keeps the job's store, has ended")
     assert result.slowest < 10
 
 

@@ -103,7 +103,8 @@ class Wire:
             left = self._under_way[0][0] - time.monotonic() if self._under_way else 0.2
             for end in select.select(self._ends, [], [], max(0.0, left))[0]:
                 with contextlib.suppress(OSError):
-                    self._under_way.append((time.monotonic() + self._latency, self._ends[end == self._ends[0]], os.read(end, 65536)))
+                    other, arrives = self._ends[end == self._ends[0]], time.monotonic() + self._latency
+                    self._under_way.append((arrives, other, os.read(end, 65536)))
             while self._under_way and self._under_way[0][0] <= time.monotonic():
                 _, end, packet = self._under_way.popleft()
                 if not os.path.exists(self.cut_file):

@@ -7,8 +7,7 @@ from paddle.distributed.fleet.meta_parallel import LayerDesc
 
 from paddle_vpp_ext.fleet import versions
 from pool import get_pool
-from training import WIDTH, Block, assert_same_bits, batch, build, cut, gradients, merged, named_layers
-from training import OneProcess
+from training import WIDTH, Block, OneProcess, assert_same_bits, batch, build, gradients, merged, named_layers
 
 P, V, M = 3, 2, 5
 
@@ -70,7 +69,9 @@ PULLED = {
     "iterator of pairs": lambda x, y, a, b: iter(zip(split(x), split(y))),
     "generator of lists": lambda x, y, a, b: ([i, j] for i, j in zip(split(x), split(y))),
     "iterator of tuples": lambda x, y, a, b: iter([((i, None), (j, k)) for i, j, k in zip(split(x), split(y), split(b))]),
-    "iterator of dicts": lambda x, y, a, b: iter([({"x": i, "more": k}, {"y": j}) for i, j, k in zip(split(x), split(y), split(a))]),
+    "iterator of dicts": lambda x, y, a, b: iter(
+        [({"x": i, "more": k}, {"y": j}) for i, j, k in zip(split(x), split(y), split(a))]
+    ),
 }
 
 
@@ -169,7 +170,8 @@ def ragged_steps(schedule, num_chunks, m):
 
 
 @pytest.mark.parametrize(
-    "schedule, num_chunks, m", (("VPP", V, 5), ("VPP:groups=first", V, 7), ("VPP:overlap_p2p_comm=on", V, 4), ("FthenB", V, 3), ("1F1B", 1, 5))
+    "schedule, num_chunks, m",
+    (("VPP", V, 5), ("VPP:groups=first", V, 7), ("VPP:overlap_p2p_comm=on", V, 4), ("FthenB", V, 3), ("1F1B", 1, 5)),
 )
 def test_11_micro_batches_of_different_lengths_in_one_step(schedule, num_chunks, m):
     text = schedule + ("," if ":" in schedule else ":") + "enable_dynamic_shape=on"

@@ -54,18 +54,23 @@ def test_a_rank_that_hangs_is_named_by_the_others_and_by_diagnose(tmp_path):
     assert found.returncode == 1 and "rank 1 is behind" in found.stdout and "culprit: rank 1" in found.stdout, found
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system of its own wants root")
-def test_a_full_disk_while_tracing_leaves_whole_lines_and_ends_nothing(tmp_path):
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(tmp_path)], check=True)
-    try:
-        result = drill.run("none", schedule=f"VPP:trace={tmp_path}", steps_before=6)
-        expect.survived(result)
-        assert any("no more steps are recorded" in output for output in result.outputs)
-        files = list(tmp_path.glob("*.jsonl"))
-        assert files
-        for file in files:
-            text = file.read_text()
-            assert text == "" or text.endswith("\n")
-            list(map(json.loads, text.splitlines()))
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a file system of 16 kB."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(tmp_path)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a file system of its own wants root")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_full_disk_while_tracing_leaves_whole_lines_and_ends_nothing(small_disk):
+    result = drill.run("none", schedule=f"VPP:trace={small_disk}", steps_before=6)
+    expect.survived(result)
+    assert any("no more steps are recorded" in output for output in result.outputs)
+    files = list(small_disk.glob("*.jsonl"))
+    assert files
+    for file in files:
+        text = file.read_text()
+        assert text == "" or text.endswith("\n")
+        list(map(json.loads, text.splitlines()))

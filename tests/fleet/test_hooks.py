@@ -1,5 +1,4 @@
 """Hooks and callbacks: fired as often and in the same order as by Paddle's own engines."""
-import numpy as np
 import paddle
 import pytest
 from paddle import nn

@@ -8,7 +8,7 @@ from paddle.distributed.fleet.meta_parallel import LayerDesc, SharedLayerDesc
 
 from paddle_vpp_ext.fleet import versions
 from pool import get_pool
-from training import WIDTH, Block, OneProcess, batch, build, cut, merged, named_layers
+from training import WIDTH, Block, OneProcess, batch, build, cut
 
 P, V = 4, 2
 # 2.6 takes one attribute only.
@@ -115,7 +115,8 @@ class Random(Tied):
 
 
 def first_weights(places):
-    tied_layers = [SharedLayerDesc("tied", Random, shared_weight_attr="weight") if k in places else LayerDesc(Block) for k in range(P * V)]
+    shared = SharedLayerDesc("tied", Random, shared_weight_attr="weight")
+    tied_layers = [shared if k in places else LayerDesc(Block) for k in range(P * V)]
     engine, _ = build(tied_layers, V, "VPP", 4, seg_method="layer:Block|Random")
     layer = dict(engine._layers.shared_layers.items()).get("tied")
     return layer and layer.weight.numpy()
