@@ -30,8 +30,8 @@ class Embedding(nn.Layer):
 
     def __init__(self, width, length):
         super().__init__()
-        self.weight = self.create_parameter([VOCABULARY, width], default_initializer=nn.initializer.Normal(0.0, 0.02))
-        self.position = self.create_parameter([length, width], default_initializer=nn.initializer.Normal(0.0, 0.02))
+        self.weight = self.create_parameter([VOCABULARY, width], default_initializer=nn.initializer.Normal(0.0, 0.1))
+        self.position = self.create_parameter([length, width], default_initializer=nn.initializer.Normal(0.0, 0.1))
 
     def forward(self, tokens):
         return F.embedding(tokens, self.weight) + self.position
@@ -42,11 +42,6 @@ def tied_head(embedding, x):
     return paddle.matmul(x, embedding.weight, transpose_y=True)
 
 
-def small_linear(inputs, outputs):
-    """A linear layer that at first adds little to its residual connection, as GPT-2's do: it learns sooner."""
-    return nn.Linear(inputs, outputs, weight_attr=paddle.ParamAttr(initializer=nn.initializer.Normal(0.0, 0.02)))
-
-
 class Block(nn.Layer):
     """Causal self-attention and an MLP, each behind a layer norm and a residual connection."""
 
@@ -54,8 +49,8 @@ class Block(nn.Layer):
         super().__init__()
         self.heads = heads
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = small_linear(width, 3 * width), small_linear(width, width)
-        self.up, self.down = small_linear(width, 4 * width), small_linear(4 * width, width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
         x = x + self.attention(self.norm_1(x))

@@ -186,7 +186,7 @@ class Boundaries:
 
 def _is_like(tensor, spec):
     # Older releases mix up shapes [] and [1], so the number of elements has to do.
-    return tensor.size == math.prod(spec.shape) and dtype_name(tensor) == spec.dtype
+    return math.prod(tensor.shape) == math.prod(spec.shape) and dtype_name(tensor) == spec.dtype
 
 
 def _form_of(tensor):

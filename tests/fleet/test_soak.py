@@ -109,6 +109,14 @@ class SleepyStage:
         time.sleep(self._pick.random() * 0.004)
         return self._stage.backward(*args)
 
+    def backward_input(self, *args):
+        time.sleep(self._pick.random() * 0.004)
+        return self._stage.backward_input(*args)
+
+    def backward_weight(self, *args):
+        time.sleep(self._pick.random() * 0.004)
+        return self._stage.backward_weight(*args)
+
 
 def train_sleepily(p, seeds):
     """(seed, gradients of one step) for each seed."""
@@ -128,7 +136,7 @@ def train_sleepily(p, seeds):
 
 def timing_of(seed):
     pick = random.Random(seed)
-    return pick.choice(("VPP:groups=first", "VPP:groups=even", "VPP:slope=1", "FthenB")), pick.randint(1, 7)
+    return pick.choice(("VPP:groups=first", "VPP:groups=even", "VPP:slope=1", "FthenB", "ZBVPP")), pick.randint(1, 7)
 
 
 def test_random_sleeps_of_computations_and_transfers_change_no_bit():
