@@ -14,6 +14,8 @@ import drill  # noqa: E402
 import expect  # noqa: E402
 import pool  # noqa: E402
 
+pytestmark = pytest.mark.one_release  # of our own connections: no release of Paddle differs
+
 
 @pytest.fixture(autouse=True, scope="module")
 def room_for_the_drills():

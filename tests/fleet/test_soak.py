@@ -2,6 +2,7 @@
 
 200 steps and 12 timings here; SOAK_STEPS and TIMINGS of them in ci/drills.sh.
 """
+import pytest
 import os
 import random
 import threading
@@ -13,6 +14,8 @@ from paddle.distributed.fleet.meta_parallel import LayerDesc
 
 from pool import get_pool
 from training import WIDTH, Block, OneProcess, assert_same_bits, build, cut, gradients, merged, named_layers
+
+pytestmark = pytest.mark.one_release  # of our own connections: no release of Paddle differs
 
 P, V, SIZE = 2, 2, 2
 STEPS = int(os.environ.get("SOAK_STEPS", 200))
