@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Mapping, NamedTuple
 
-from .schedule.registry import SCHEDULES, read_switch
+from .schedule.registry import SCHEDULES, read_path, read_switch
 
 ENVIRONMENT = "PADDLE_VPP_SCHEDULE"
 TRACE_ENVIRONMENT = "PADDLE_VPP_TRACE"
@@ -34,17 +34,10 @@ def read_seconds(text: str) -> float:
     return seconds
 
 
-def read_folder(text: str) -> str:
-    """A folder, which need not exist."""
-    if not text:
-        raise ValueError("there is no folder")
-    return text
-
-
 # Options of the engine rather than of a schedule: any NAME takes them. Two are Paddle's flags under
 # their own names, for the releases that have no such flags; here they win.
 COMMON_KEYS = {
-    "timeout": read_seconds, "overlap_p2p_comm": read_switch, "enable_dynamic_shape": read_switch, "trace": read_folder,
+    "timeout": read_seconds, "overlap_p2p_comm": read_switch, "enable_dynamic_shape": read_switch, "trace": read_path,
     "check_finite": read_switch,
 }
 

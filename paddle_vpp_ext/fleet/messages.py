@@ -8,7 +8,7 @@ the tensors that need one, so they need no header.
 import functools
 import json
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import paddle
@@ -70,6 +70,11 @@ def _name_of(dtype):
 
 def spec_of(tensor: paddle.Tensor) -> TensorSpec:
     return TensorSpec(tuple(tensor.shape), dtype_name(tensor), bool(tensor.stop_gradient))
+
+
+def byte_count(tensors: Sequence[paddle.Tensor]) -> int:
+    """What the elements of tensors take."""
+    return sum(math.prod(tensor.shape) * tensor.element_size() for tensor in tensors)
 
 
 def flatten(value: Any, what: str) -> Tuple[Any, List[paddle.Tensor]]:

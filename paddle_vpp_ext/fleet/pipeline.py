@@ -2,7 +2,7 @@
 import contextlib
 import dataclasses
 import itertools
-from typing import Dict, NamedTuple, Tuple
+from typing import Dict, NamedTuple, Optional, Tuple
 
 import paddle
 from paddle.distributed.fleet.meta_parallel import PipelineParallel, PipelineParallelWithInterleave
@@ -11,6 +11,7 @@ from paddle.distributed.fleet.meta_parallel.pipeline_parallel import PipelinePar
 from ..config import BY_RULE, LEAST_MEMORY, Options, parse_schedule, read_options
 from ..executor import resolve, run
 from ..log import logger
+from ..schedule.costs import UNIT, Costs
 from ..schedule.plan import Plan, make_plan
 from ..schedule.registry import SCHEDULES
 from ..schedule.select import select
@@ -19,8 +20,10 @@ from .agreement import check_agreement, check_shared, tied_weights
 from .data import MicroBatches, shapes_of
 from .failure import FailureBoard, PeerFailed
 from .finite import FiniteTransport
+from .hooks import BubbleHooks, StepHooks
 from .messages import Boundaries, dtype_name
 from .position import Position
+from .profile import ProfiledSteps
 from .recording import RecordingStage
 from .overlapped_stage import OverlappedStage
 from .shared_weights import SharedWeights
@@ -37,7 +40,7 @@ class _Step(NamedTuple):
     return_micro_batch_loss: bool
 
 
-class _PlannedPipeline:
+class _PlannedPipeline(StepHooks):
     """What our engines have in common. Comes before a class of Paddle's among the bases."""
 
     # The engine's own schedule when the user wishes none, and when fleet's selector made it.
@@ -56,6 +59,7 @@ class _PlannedPipeline:
         self._num_chunks = layers.get_num_virtual_stages()
         self._ranks = list(self.pp_group.ranks)
         self._shared_weights = SharedWeights(layers, self._ranks, self.stage_id)
+        self._costs: Optional[Costs] = None  # once they are measured
         self._plans: Dict[Tuple[int, bool], Plan] = {}
         self._steps: Dict[Tuple[int, bool, bool], list] = {}
         self._boundaries = Boundaries(options.dynamic_shape)
@@ -66,6 +70,9 @@ class _PlannedPipeline:
         self._overlap_pairs = self._pairs_overlap()
         self._stage = self._stage_class()(self, self._boundaries)
         self._agree_on_plan()
+        schedule = options.schedule.options
+        if schedule.get("profile"):
+            self._run_step = ProfiledSteps(self, schedule["profile"], schedule.get("save"))
         if options.trace:
             record_steps(self, options.trace)
 
@@ -121,6 +128,19 @@ class _PlannedPipeline:
         when = "when the model is wrapped"
         check_agreement(self._transport.gather(facts), self._ranks, when)
         check_shared(self._transport.gather(tied_weights(self._layers)), self._ranks, when)
+
+    def plan_for(self, costs: Costs) -> None:
+        """Plans anew, now for measured costs; goes on as before, with a warning, where no plan fits into the memory."""
+        before = self._plans, self._steps
+        self._costs, self._plans, self._steps = costs, {}, {}
+        try:
+            self._agree_on_plan()
+        except ValueError as error:
+            self._costs, (self._plans, self._steps) = None, before
+            logger.warning(f"{self.schedule_text} keeps the order that it was measured with: {error}")
+            return
+        if self.stage_id == 0:
+            logger.info(f"{self.schedule_text} goes on with {self.plan().note} (milliseconds)")
 
     def _agree_on_plan(self):
         """A schedule that cannot run, or that the ranks have registered differently, is an error on all of them now."""
@@ -180,11 +200,13 @@ class _PlannedPipeline:
             keys = SCHEDULES[self._schedule].keys
             options = {key: value for key, value in self.options.schedule.options.items() if key in keys}
             options.pop("overlap", None)
+            if self._costs is not None:
+                options = {key: value for key, value in options.items() if key not in ("profile", "save")}
             if self._overlap_pairs and training:
                 options["overlap"] = True
             blocking = not cpu.is_cpu_only() and not self.options.overlap_p2p
             self._plans[key] = make_plan(
-                self._schedule, self.num_stages, self._num_chunks, self.accumulate_steps, options, blocking, not training
+                self._schedule, self.num_stages, self._num_chunks, self.accumulate_steps, options, blocking, not training, self._costs or UNIT
             )
         return self._plans[key]
 
@@ -306,10 +328,10 @@ class _PlannedPipeline:
         self._transport = None
         self._boundaries.forget()
 
-    def _gather(self, value):
-        """The transport's, outside of a step's own ``try``."""
+    def together(self, function):
+        """The result of what all ranks do together outside of a step's own ``try``; where it fails, it fails on all."""
         try:
-            return self._transport.gather(value)
+            return function()
         except BaseException as error:
             self._give_up(error)
             raise
@@ -317,25 +339,26 @@ class _PlannedPipeline:
     def _agree_on_step(self, data, step: _Step):
         """Whether messages need headers, and the micro-batches; a ValueError on all ranks if they cannot go together."""
         first, last = self.stage_id == 0, self.stage_id == self.num_stages - 1
-        batches, problem, shapes = None, None, None
+        batches, digest, problem, shapes = None, None, None, None
         try:
+            digest = self.plan(step.training).digest
             batches = MicroBatches(data, self.accumulate_steps, self.micro_batch_size, first, last and step.compute_loss)
             shapes = shapes_of(batches.inputs(0)) if first else None
         except Exception as error:
             problem = error
-        facts = self._gather(
-            {
-                "accumulate_steps": self.accumulate_steps,
-                "training, compute_loss, return_micro_batch_loss": list(step),
-                "problem": problem and f"{type(problem).__name__}: {problem}",
-                "shapes": shapes,
-            }
-        )
+        mine = {
+            "accumulate_steps": self.accumulate_steps,
+            "plan": digest,
+            "training, compute_loss, return_micro_batch_loss": list(step),
+            "problem": problem and f"{type(problem).__name__}: {problem}",
+            "shapes": shapes,
+        }
+        facts = self.together(lambda: self._transport.gather(mine))
         if problem:
             raise problem
         for rank, other in zip(self._ranks, facts):
             if other["problem"]:
-                raise ValueError(f"rank {rank} cannot use its data: {other['problem']}")
+                raise ValueError(f"rank {rank} cannot do this step: {other['problem']}")
         key = step.training, repr(facts[0]["shapes"])
         for other in facts:
             del other["shapes"]
@@ -420,49 +443,6 @@ class _PlannedPipeline:
         self._chunk_2_comm_buffers.update(zip(trained.places, made))
         return self._chunk_2_comm_buffers
 
-    def before_forward(self, count: int) -> None:
-        if self.user_hooks_enabled and getattr(self, "forward_hooks", None):
-            self.forward_hooks.run_hook()
-        self._timer("forward_step", "start")
-
-    def after_forward(self, count: int) -> None:
-        self._timer("forward_step", "stop")
-
-    def before_backward(self, count: int) -> None:
-        if self.user_hooks_enabled and getattr(self, "backward_hooks", None):
-            self.backward_hooks.run_hook()
-        self._timer("backward_step", "start")
-
-    def after_backward(self, count: int) -> None:
-        self._timer("backward_step", "stop")
-
-    def begin_hooks(self) -> None:
-        """Before a step's first action."""
-        if not hasattr(self, "forward_hooks"):
-            return
-        self._reset_user_hooks_status()
-        for hooks in (self.forward_hooks, self.backward_hooks):
-            hooks.set_hooks_capacity(self._num_chunks * self.accumulate_steps)
-
-    def end_hooks(self, training: bool) -> None:
-        """After a step's last action."""
-        if self._enable_timer:
-            self.timer_printer()
-        if hasattr(self, "processed_steps"):
-            self.processed_steps += 1
-        if training and hasattr(self, "_check_user_hooks_status_at_step_end"):
-            self._check_user_hooks_status_at_step_end()
-
-    def _timer(self, name, action):
-        if self._enable_timer:
-            getattr(self.timers(name), action)()
-
-    def _timed(self, name, function):
-        self._timer(name, "start")
-        result = function()
-        self._timer(name, "stop")
-        return result
-
 
 _engines = itertools.count()
 
@@ -506,50 +486,8 @@ class _Interleaved(_PlannedPipeline):
         return self._run_step(data, scaler, _Step(not forward_only, compute_loss, return_micro_batch_loss))
 
 
-class VirtualPipelineParallel(_Interleaved, PipelineParallelWithInterleave):
+class VirtualPipelineParallel(BubbleHooks, _Interleaved, PipelineParallelWithInterleave):
     """Interleaved 1F1B (VPP) for any accumulate_steps. ``isinstance(…, PipelineParallelWithInterleave)`` holds."""
-
-    # Paddle's places of bubble hooks, one for each bubble of an action, 2p - 2 a step: rank r has r at
-    # the start, p-1-r before the steady phase and as many after it, one an action, and r at the end.
-
-    def begin_hooks(self):
-        super().begin_hooks()
-        if self._has_bubble_hooks():
-            self._startup = self._startup_forwards()
-            self._run_bubble_hooks(until=self.stage_id)
-
-    def after_forward(self, count):
-        super().after_forward(count)
-        if self._has_bubble_hooks() and count < self._startup:
-            self._run_bubble_hooks(until=self.num_stages - (self._startup - count))
-
-    def before_backward(self, count):
-        cooldown = self._num_chunks * self.accumulate_steps - getattr(self, "_startup", 0)
-        if self._has_bubble_hooks() and count >= cooldown:
-            before = self.num_stages - 1
-            self._run_bubble_hooks(until=before)
-            if self.bubble_hooks.current_id < before + self.num_stages - 1 - self.stage_id:
-                self._run_bubble_hooks(until=before + count - cooldown + 1)
-        super().before_backward(count)
-
-    def end_hooks(self, training):
-        if training and self._has_bubble_hooks():
-            self._run_bubble_hooks(until=2 * self.num_stages - 2)
-        super().end_hooks(training)
-
-    def _startup_forwards(self):
-        """Forwards before the first that has a backward after it."""
-        plan, order = self.plan(), self.plan().orders[self.stage_id]
-        if plan.startups:
-            return plan.startups[self.stage_id]
-        return next(k for k, action in enumerate(order) if action.kind != "F") - 1
-
-    def _has_bubble_hooks(self):
-        return self.user_hooks_enabled and getattr(self, "bubble_hooks", None) is not None
-
-    def _run_bubble_hooks(self, until):
-        while self.bubble_hooks.current_id < until:
-            self.bubble_hooks.run_hook()
 
 
 class VirtualPipelineParallelFthenB(_Interleaved, PipelineParallelWithInterleaveFthenB):

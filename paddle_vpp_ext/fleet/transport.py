@@ -1,6 +1,5 @@
 """The transport on CPU: messages over channels, beside the computation."""
 import json
-import math
 import time
 from typing import Any, List, Sequence, Tuple
 
@@ -11,7 +10,7 @@ from ..executor import Pending
 from ..schedule.flow import Transfer
 from .channels import Channels, Ticket
 from .failure import FailureBoard
-from .messages import Boundaries, Payload, receive_message, send_message
+from .messages import Boundaries, Payload, byte_count, receive_message, send_message
 from .position import Position
 
 
@@ -46,7 +45,7 @@ class ChannelTransport:
         def job(send):
             send_message(send, payload.tensors, payload.header)
 
-        size = None if payload.header else _bytes_of(payload.tensors)
+        size = None if payload.header else byte_count(payload.tensors)
         peer = transfer.to_part % self._num_stages
         return self._waiting(self._channels.send(peer, transfer.kind, job, size), ("send", transfer), peer)
 
@@ -56,7 +55,7 @@ class ChannelTransport:
         def job(receive):
             return receive_message(receive, self._boundaries, transfer, early)
 
-        size = None if early is None else _bytes_of(early if transfer.kind == "B" else early[1])
+        size = None if early is None else byte_count(early if transfer.kind == "B" else early[1])
         peer = transfer.part % self._num_stages
         return self._waiting(self._channels.receive(peer, transfer.kind, job, size), ("receive", transfer), peer, early)
 
@@ -97,10 +96,6 @@ class ChannelTransport:
 
     def _waiting(self, ticket, what, peer, early=None):
         return _Watched(self, ticket, what, self._channels.ranks[peer], early)
-
-
-def _bytes_of(tensors):
-    return sum(math.prod(tensor.shape) * tensor.element_size() for tensor in tensors)
 
 
 class _Watched:

@@ -41,13 +41,21 @@ def zbvpp(num_stages, num_chunks, accumulate_steps, groups="even", cap=None, cos
     return zero_bubble(num_stages, num_chunks, accumulate_steps, sizes, cap, costs)
 
 
-def auto(num_stages, num_chunks, accumulate_steps, memory=None, costs=UNIT, blocking=False) -> List[Order]:
-    """The fastest orders that ``search`` finds."""
-    return search(num_stages, num_chunks, accumulate_steps, costs, memory, blocking).orders
+def auto(num_stages, num_chunks, accumulate_steps, memory=None, costs=UNIT, blocking=False, profile=None, save=None) -> List[Order]:
+    """The fastest orders that ``search`` finds; with ``profile`` those with which costs are measured first."""
+    if save and not profile:
+        raise ValueError(f"save={save} is where measured costs go: it needs profile=, the number of steps to measure")
+    if not profile:
+        return search(num_stages, num_chunks, accumulate_steps, costs, memory, blocking).orders
+    if costs != UNIT:
+        raise ValueError(f"profile={profile} measures costs that are given already: leave one of profile and costs out")
+    return vpp(num_stages, num_chunks, accumulate_steps, groups="even")
 
 
-def auto_note(num_stages, num_chunks, accumulate_steps, memory=None, costs=UNIT, blocking=False) -> str:
+def auto_note(num_stages, num_chunks, accumulate_steps, memory=None, costs=UNIT, blocking=False, profile=None, save=None) -> str:
     """What ``auto`` chose and what it expects (the search is done once)."""
+    if profile:
+        return f"VPP:groups=even until {profile} training steps are measured"
     return str(search(num_stages, num_chunks, accumulate_steps, costs, memory, blocking))
 
 
@@ -99,6 +107,20 @@ def read_cap(text: str) -> float:
     return cap
 
 
+def read_steps(text: str) -> int:
+    """A number of training steps, at least 1."""
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
+        raise ValueError(f"{text!r} is no number of steps")
+    return int(text)
+
+
+def read_path(text: str) -> str:
+    """A file or folder, which need not exist."""
+    if not text:
+        raise ValueError("there is no path")
+    return text
+
+
 def read_costs(text: str) -> Costs:
     """The costs in a JSON file."""
     try:
@@ -127,7 +149,9 @@ SCHEDULES: Dict[str, Schedule] = {
     "VPP": Schedule(vpp, {"groups": read_groups, "slope": read_slope, "overlap": read_switch}, vpp_startups, splits=False),
     "FthenB": Schedule(fthenb, {}, splits=False),
     "ZBVPP": Schedule(zbvpp, {"groups": read_groups, "cap": read_cap}, by_costs=True, groups="even"),
-    "auto": Schedule(auto, {"memory": read_memory, "costs": read_costs}, by_costs=True, note=auto_note),
+    "auto": Schedule(
+        auto, {"memory": read_memory, "costs": read_costs, "profile": read_steps, "save": read_path}, by_costs=True, note=auto_note
+    ),
 }
 
 _BUILT_IN = frozenset(SCHEDULES)

@@ -6,7 +6,8 @@ from paddle.distributed.fleet.meta_parallel import LayerDesc
 from pool import get_pool
 from training import Block, OneProcess, assert_same_bits, batch, build, cut, gradients, merged, named_layers
 
-SCHEDULES = ("VPP:groups=first", "VPP:groups=even", "FthenB", "ZBVPP")
+SCHEDULES = ("VPP:groups=first", "VPP:groups=even", "FthenB", "ZBVPP", "auto")
+SLOW_TO_PLAN = ("auto",)  # every third m has to do
 
 
 def descs(count):
@@ -37,8 +38,9 @@ def test_gradients_are_those_of_one_process(p, num_chunks):
         loss = one.step(cut(batch(m, 2 * m), m), update=False)
         expected.append((loss.numpy(), gradients(one.layers)))
     for schedule in SCHEDULES:
-        per_rank = get_pool(p).run(pipeline_steps, num_layers, num_chunks, schedule, micro_batches, timeout=120)
-        for k, m in enumerate(micro_batches):
+        every = 3 if schedule in SLOW_TO_PLAN else 1
+        per_rank = get_pool(p).run(pipeline_steps, num_layers, num_chunks, schedule, micro_batches[::every], timeout=120)
+        for k, (loss, grads) in enumerate(expected[::every]):
             for rank_results in per_rank:
-                np.testing.assert_array_equal(rank_results[k][0], expected[k][0])
-            assert_same_bits(merged([rank_results[k][1] for rank_results in per_rank]), expected[k][1])
+                np.testing.assert_array_equal(rank_results[k][0], loss)
+            assert_same_bits(merged([rank_results[k][1] for rank_results in per_rank]), grads)

@@ -144,7 +144,7 @@ def test_clocks_that_differ_are_measured_and_those_that_agree_are_left_alone(mon
 
 def test_the_option_and_the_variable_are_read():
     assert parse_schedule("1F1B:trace=a/b").engine == {"trace": "a/b"}
-    with pytest.raises(ValueError, match="trace: there is no folder"):
+    with pytest.raises(ValueError, match="trace: there is no path"):
         parse_schedule("VPP:trace=")
     configs = {"schedule_mode": "VPP:trace=a"}
     assert read_options(configs, None, {}).trace == "a" and read_options({}, None, {}).trace == ""
