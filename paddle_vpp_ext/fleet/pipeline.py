@@ -154,6 +154,11 @@ class _PlannedPipeline(StepHooks):
     # ---- plans
 
     @property
+    def measured_costs(self) -> Optional[Costs]:
+        """What ``auto:profile=N`` has measured, in milliseconds and bytes; None before, and with any other schedule."""
+        return self._costs
+
+    @property
     def schedule_text(self) -> str:
         """The schedule with its options, as one would write it in schedule_mode."""
         choice = self.options.schedule

@@ -9,7 +9,10 @@ import statistics
 import sys
 import time
 
+from paddle_vpp_ext.schedule.costs import Costs
 from paddle_vpp_ext.schedule.plan import make_plan
+
+NOTHING = Costs(0.0, 0.0, 0.0)
 
 
 def plan_table():
@@ -26,9 +29,12 @@ def plan_table():
 
 
 class Bench:
-    """Steps of one model under several engines in turn, so that all see the same machine."""
+    """Steps of one model under several engines in turn, so that all see the same machine.
 
-    def __init__(self, forward_ms, backward_ms, num_chunks):
+    ``costs``: what its parts sleep, in milliseconds; a part that takes no time does next to nothing.
+    """
+
+    def __init__(self, costs, num_chunks):
         import paddle
         from paddle import nn
         from paddle.distributed import fleet
@@ -38,26 +44,31 @@ class Bench:
 
         class Nap(paddle.autograd.PyLayer):
             @staticmethod
-            def forward(ctx, x):
+            def forward(ctx, x, forward_ms, backward_ms):
+                ctx.milliseconds = backward_ms
                 time.sleep(forward_ms / 1e3)
                 return x.clone()
 
             @staticmethod
             def backward(ctx, grad):
-                time.sleep(backward_ms / 1e3)
+                time.sleep(ctx.milliseconds / 1e3)
                 return grad.clone()
 
         class Block(nn.Layer):
-            def __init__(self):
+            def __init__(self, forward_ms, input_ms, weight_ms):
                 super().__init__()
-                self.scale = self.create_parameter([1])
+                self.weight = self.create_parameter([8, 8])
+                self.naps = forward_ms, input_ms
+                if weight_ms:
+                    self.weight.register_hook(lambda grad: time.sleep(weight_ms / 1e3))
 
             def forward(self, x):
-                x = x * self.scale
-                return Nap.apply(x) if forward_ms else x
+                x = x @ self.weight
+                return Nap.apply(x, *self.naps) if any(self.naps) else x
 
+        table = costs.table(self.num_stages * num_chunks)
         self.describe = lambda: PipelineLayer(
-            layers=[LayerDesc(Block) for _ in range(self.num_stages * num_chunks)],
+            layers=[LayerDesc(Block, *times) for times in zip(table["F"], table["I"], table["W"])],
             loss_fn=lambda y, label: (y - label).mean(),
             topology=fleet.get_hybrid_communicate_group().topology(),
             seg_method="layer:Block",
@@ -78,15 +89,15 @@ class Bench:
         optimizer = self.paddle.optimizer.SGD(0.0, parameters=model.parameters())
         return self.fleet.distributed_model(model), self.fleet.distributed_optimizer(optimizer)
 
-    def step_times(self, engines, steps):
-        """{name: median seconds of a step}, one warm step each before."""
+    def step_times(self, engines, steps, warm=1):
+        """{name: median seconds of a step}, ``warm`` steps each before."""
         times = {name: [] for name in engines}
-        for step in range(steps + 1):
+        for step in range(steps + warm):
             for name, (engine, optimizer) in engines.items():
                 data = [self.paddle.ones([engine.accumulate_steps, 8]) for _ in range(2)]
                 start = time.perf_counter()
                 engine.train_batch(data, optimizer)
-                if step:
+                if step >= warm:
                     times[name].append(time.perf_counter() - start)
         return {name: statistics.median(of_one) for name, of_one in times.items()}
 
@@ -102,16 +113,66 @@ def engines_of(bench, accumulate_steps):
 
 def sleeping_table(steps=5, forward_ms=10, backward_ms=20, num_chunks=2):
     """Step time over the ideal, with chunks that sleep 10 ms forward and 20 ms backward."""
-    bench = Bench(forward_ms, backward_ms, num_chunks)
+    bench = Bench(Costs(forward_ms, backward_ms, 0.0), num_chunks)
     for m in (8, 11):
         ideal = (m * num_chunks + bench.num_stages - 1) * (forward_ms + backward_ms) / 1e3
         for name, seconds in bench.step_times(engines_of(bench, m), steps).items():
             yield f"m={m:<3} {name:20} {seconds * 1e3:9.1f} ms   {seconds / ideal:6.3f} of the ideal {ideal * 1e3:.0f} ms"
 
 
+# Parts of p=4, V=2 that differ by 20 % at most, and a head that takes 1.6 times the mean.
+UNEVEN = (0.8, 1.1, 0.9, 1.2, 1.0, 0.85, 1.15, 1.6)
+
+
+def schedule_table(steps=5, ms=10, num_chunks=2, m=8):
+    """Each schedule's step beside its simulation, when F, I and W of each chunk sleep.
+
+    Beside what is asked for, a nap is late by a little, and the engine takes its own time for each action, which is that
+    of the same engine with empty layers.
+    """
+    own = _own_ms(m, num_chunks)
+    late = _lateness_ms(ms)
+    yield f"a nap of {ms} ms is late by {late:.2f} ms; the engine's own time per action, ms: " + ", ".join(
+        f"{name} {of_one:.2f}" for name, of_one in own.items()
+    )
+    yield f"{'':12} {'':18} {'step ms':>8} {'simulated':>10} {'with own time':>14} {'step over it':>13}"
+    for title, factors in (("even parts", (1.0,) * len(UNEVEN)), ("uneven parts", UNEVEN)):
+        bench = Bench(_naps([ms * factor for factor in factors]), num_chunks)
+        engines = {name: bench.engine(name, m) for name in (*own, "auto:profile=2")}
+        for name, seconds in bench.step_times(engines, steps, warm=2).items():
+            plan = make_plan("VPP", bench.num_stages, num_chunks, m) if name == "paddle" else engines[name][0].plan()
+            more = late + own.get(name, own["ZBVPP"])
+            simulated, expected = (
+                plan.simulate(_naps([ms * factor + extra for factor in factors])).makespan for extra in (0.0, more)
+            )
+            yield f"{title:12} {name:18} {seconds * 1e3:8.1f} {simulated:10.1f} {expected:14.1f} {seconds * 1e3 / expected:13.3f}"
+
+
+def _naps(times):
+    return Costs(times, times, times)
+
+
+def _own_ms(m, num_chunks, steps=30):
+    """{schedule: the engine's own milliseconds for an action}, of steps with empty layers."""
+    bench = Bench(NOTHING, num_chunks)
+    engines = {name: bench.engine(name, m) for name in ("paddle", "VPP:groups=first", "VPP:groups=even", "ZBVPP")}
+    actions = {name: 2 * m * num_chunks if name == "paddle" else len(engines[name][0].plan().orders[0]) for name in engines}
+    return {name: seconds * 1e3 / actions[name] for name, seconds in bench.step_times(engines, steps).items()}
+
+
+def _lateness_ms(ms, naps=20):
+    """By how much a nap takes longer than asked for."""
+    times = []
+    for _ in range(naps):
+        start = time.perf_counter()
+        time.sleep(ms / 1e3)
+        times.append((time.perf_counter() - start) * 1e3 - ms)
+    return statistics.median(times)
+
+
 def hop_table(steps=5, forward_ms=10, backward_ms=20, num_chunks=2, hop_ms=5, m=8):
     """The same with transfers that take 5 ms, with and without overlap_p2p_comm."""
-    bench = Bench(forward_ms, backward_ms, num_chunks)
+    bench = Bench(Costs(forward_ms, backward_ms, 0.0), num_chunks)
     engines = {
         "VPP": bench.engine("VPP", m),
         "VPP, overlap_p2p_comm": bench.engine("VPP", m, overlap_p2p_comm=True),
@@ -189,7 +250,7 @@ def pair_table(seconds=0.01, repeats=10):
 
 def overhead_table(steps=30, m=12, num_chunks=2):
     """An engine's own time per action, with layers that do next to nothing."""
-    bench = Bench(0, 0, num_chunks)
+    bench = Bench(NOTHING, num_chunks)
     for name, seconds in bench.step_times(engines_of(bench, m), steps).items():
         yield f"{name:20} {seconds / (2 * m * num_chunks) * 1e6:9.0f} us per action of a rank"
 
@@ -204,6 +265,7 @@ def steps_main():
     strategy.hybrid_configs = {"dp_degree": 1, "mp_degree": 1, "pp_degree": 4}
     fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")
     for title, rows in (
+        ("schedules against their simulations, p=4, V=2, m=8, F=I=W=10 ms a chunk, asleep", schedule_table()),
         ("step time, p=4, V=2, F=10 ms, B=20 ms a chunk, asleep", sleeping_table()),
         ("transfers of 5 ms, p=4, V=2, m=8, the same layers", hop_table()),
         ("a pair of forward and backward by the default overlapper", pair_table()),
