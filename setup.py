@@ -2,6 +2,7 @@ import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (HERE / "paddle_vpp_ext/__init__.py").read_text())[1]
@@ -25,6 +26,18 @@ extras = {
 # cpu-262 and so on: no dots, which older pips do not find again.
 extras.update({f"cpu-{release.replace('.', '')}": [f"paddlepaddle=={release}", *pins] for release, pins in PINS.items()})
 
+
+class BuildWithActivation(build_py):
+    """Puts the .pth of PADDLE_VPP_EXT=1 beside the package, into the wheel's root: Python reads it from site-packages only."""
+
+    def run(self):
+        super().run()
+        # Of an editable install's build nothing is kept; what is to be installed goes straight into its wheel.
+        editable = getattr(self, "editable_mode", False)
+        folder = self.get_finalized_command("install").install_lib if editable else self.build_lib
+        self.copy_file(str(HERE / "paddle_vpp_ext.pth"), folder)
+
+
 setup(
     name="paddle_vpp_ext",
     version=VERSION,
@@ -37,5 +50,6 @@ setup(
     package_data={"paddle_vpp_ext.tools": ["html/*"]},
     install_requires=["numpy"],
     extras_require=extras,
+    cmdclass={"build_py": BuildWithActivation},
     entry_points={"console_scripts": ["paddle-vpp=paddle_vpp_ext.tools.cli:main"]},
 )

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the benchmark tables: planning, step time against the ideal, the engine's own time.
+# Prints the benchmark tables: planning, split backwards, step time against the ideal, the engine's own time.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source ci/environment.sh
@@ -7,4 +7,5 @@ source ci/environment.sh
 make_environment .venv
 pip install -q -e '.[cpu]'
 python -m paddle_vpp_ext.tools.bench plan
+OMP_NUM_THREADS=1 python -m paddle_vpp_ext.tools.bench split
 python -m paddle.distributed.launch --nproc_per_node 4 --log_dir output/bench paddle_vpp_ext/tools/bench.py steps

@@ -7,6 +7,7 @@
 * `ParallelEnv().device_id`, which `PipelineLayer` reads and CPU wheels never set;
 * `paddle.device.synchronize` and `paddle.device.cuda.synchronize`, which raise on CPU although there is nothing
   to wait for (Paddle's timers and profiling call them);
+* `Tensor.cuda()` in Paddle's own checkpoint code, which calls it whatever the device: it gets a copy, on the CPU;
 * recompute (`recompute_interval`, too), which refuses the CPU although it keeps its random state as it does a GPU's;
 * `PADDLE_DISTRI_BACKEND`, which only Paddle's launcher sets to gloo.
 
@@ -21,6 +22,7 @@ import os
 import socket
 import stat
 import struct
+import sys
 import time
 
 import paddle
@@ -35,6 +37,8 @@ except ImportError:  # not a Unix
 _POLL = 0.005  # seconds between two looks at the store while an address is not there yet
 _PORT_ATTEMPTS = 20
 _SIOCGIFADDR = 0x8915  # Linux: an interface's address
+
+_CHECKPOINT_CODE = ("paddle.distributed.flex_checkpoint.", "paddle.distributed.checkpoint.")
 
 _undo = []  # callables that restore what install() replaced, in the order of the patches; empty: not installed
 _stores = []  # every store made here: a group may look into its store for as long as it lives
@@ -56,6 +60,7 @@ def install():
         _install_backend()
         _install_device_id()
         _install_synchronize()
+        _install_checkpoint_copies()
         _install_recompute()
         _install_group_stores()
     except BaseException:
@@ -126,6 +131,23 @@ def _harmless_on_cpu(synchronize):
         return synchronize(device)
 
     return wrapper
+
+
+def _install_checkpoint_copies():
+    cuda = getattr(paddle.Tensor, "cuda", None)
+    if cuda is None:
+        return
+
+    @functools.wraps(cuda)
+    def wrapper(self, *args, **kwargs):
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if not caller.startswith(_CHECKPOINT_CODE):
+            return cuda(self, *args, **kwargs)  # to a user's script it says as before that there is no GPU
+        copy = self._copy_to(paddle.CPUPlace(), True)
+        copy.stop_gradient, copy.persistable = self.stop_gradient, self.persistable
+        return copy
+
+    _replace(paddle.Tensor, "cuda", wrapper)
 
 
 def _install_recompute():

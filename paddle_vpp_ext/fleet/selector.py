@@ -31,6 +31,7 @@ def enable() -> None:
     _undo.append(cpu.uninstall)
     import paddle.distributed.fleet as fleet
     import paddle.distributed.fleet.model  # noqa: F401, for sys.modules
+    from paddle.distributed.fleet.meta_parallel import PipelineLayer
 
     module = sys.modules["paddle.distributed.fleet.model"]
     for name in _CLASSES:
@@ -39,6 +40,9 @@ def enable() -> None:
     wrapped = _accepting_any_accumulate_steps(module.distributed_model)
     for owner in (module, fleet):
         _replace(owner, "distributed_model", wrapped)
+    shared_groups = versions.ordered_shared_groups()
+    if shared_groups:
+        _replace(PipelineLayer, "_construct_shared_comm", shared_groups)
 
 
 def disable() -> None:

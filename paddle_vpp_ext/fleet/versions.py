@@ -1,5 +1,6 @@
 """The only file that asks which Paddle this is; by feature where it can."""
 import contextlib
+import functools
 import importlib.metadata
 import re
 
@@ -171,6 +172,37 @@ def whole_gradient(parameter):
     if whole is not gradient:
         setattr(parameter, name, whole)
     return getattr(parameter, name)
+
+
+def ordered_shared_groups():
+    """What replaces ``PipelineLayer._construct_shared_comm`` up to 3.0; None where it is right (3.1 on).
+
+    There the groups of several SharedLayerDesc names are made in the order of a set of texts, which differs from process
+    to process: they hang, or sum the gradients of different weights. Here each name is alone while its groups are made.
+    """
+    from paddle.distributed.fleet.meta_parallel import PipelineLayer, SharedLayerDesc
+
+    if paddle_version() >= (3, 1):
+        return None
+    construct = PipelineLayer._construct_shared_comm
+
+    @functools.wraps(construct)
+    def name_after_name(layers):
+        descs = layers._layers_desc
+        names = dict.fromkeys(desc.layer_name for desc in descs if isinstance(desc, SharedLayerDesc))
+        if len(names) < 2:
+            return construct(layers)
+        made = {}
+        try:
+            for name in names:
+                others = lambda desc: isinstance(desc, SharedLayerDesc) and desc.layer_name != name
+                layers._layers_desc = [None if others(desc) else desc for desc in descs]
+                made.update(construct(layers) or {})
+        finally:
+            layers._layers_desc = descs
+        return made
+
+    return name_after_name
 
 
 def default_store():

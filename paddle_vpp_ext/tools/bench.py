@@ -255,6 +255,51 @@ def overhead_table(steps=30, m=12, num_chunks=2):
         yield f"{name:20} {seconds / (2 * m * num_chunks) * 1e6:9.0f} us per action of a rank"
 
 
+def split_table(width=512, rows=(4, 128), repeats=40):
+    """What I and W take together, over the whole backward, one process with one thread of Paddle's."""
+    import paddle
+    from paddle import nn
+
+    from paddle_vpp_ext.fleet.split import SplitBackward
+
+    class Attention(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.attention, self.norm = nn.MultiHeadAttention(width, 8), nn.LayerNorm(width)
+
+        def forward(self, x):
+            return x + self.attention(self.norm(x))
+
+    mlp = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+    x, gradient = paddle.randn([*rows, width]), paddle.randn([*rows, width])
+    x.stop_gradient = False
+    for name, block in (("MLP", mlp), ("attention", Attention())):
+        split, whole, parts = SplitBackward(), [], {"I": [], "W": []}
+        for k in range(repeats + 1):
+            output = block(x)
+            start = time.perf_counter()
+            paddle.autograd.backward([output], [gradient])
+            whole.append(time.perf_counter() - start)
+            with split.forward(0):
+                output = block(x)
+            split.built(0, [output])
+            start = time.perf_counter()
+            with split.input_pass(k):
+                paddle.autograd.backward([output], [gradient])
+            middle = time.perf_counter()
+            split.weight_pass(k)
+            parts["I"].append(middle - start)
+            parts["W"].append(time.perf_counter() - middle)
+        # The first time nothing is split.
+        ratios = sorted((i + w) / b for i, w, b in zip(parts["I"][1:], parts["W"][1:], whole[1:]))
+        share = statistics.median(parts["W"][1:]) / statistics.median(whole[1:])
+        quartiles = ratios[len(ratios) // 4], ratios[-len(ratios) // 4]
+        yield (
+            f"{name:10} B {statistics.median(whole[1:]) * 1e3:6.1f} ms   (I + W) / B {statistics.median(ratios):.3f} "
+            f"(half of all between {quartiles[0]:.3f} and {quartiles[1]:.3f}, limit 1.05)   W / B {share:.2f}"
+        )
+
+
 def steps_main():
     """What each of four launched processes runs."""
     import paddle_vpp_ext
@@ -278,9 +323,12 @@ def steps_main():
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=("plan", "steps"), help="steps: to be launched with four processes")
-    if parser.parse_args(argv).what == "plan":
+    parser.add_argument("what", choices=("plan", "split", "steps"), help="steps: to be launched with four processes")
+    what = parser.parse_args(argv).what
+    if what == "plan":
         plan_table()
+    elif what == "split":
+        print("\n".join(["", "a backward split in two, against the whole one", *split_table()]), flush=True)
     else:
         steps_main()
     return 0

@@ -21,6 +21,7 @@ from typing import Dict, List, NamedTuple
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "fleet"))
 
+import forks  # noqa: E402
 import pool  # noqa: E402
 
 LIMIT = 20  # seconds: the option `timeout` of the drills
@@ -72,20 +73,23 @@ def task_seconds(task):
 
 @contextlib.contextmanager
 def _process(rank, task, endpoints, before, environment):
-    log = tempfile.TemporaryFile("w+b", buffering=0)
-    process = subprocess.Popen(
+    environment = {**pool.environment(rank, endpoints), **environment}
+    with tempfile.NamedTemporaryFile("w+b", buffering=0) as log:
+        process = _started(before, task, environment, log) if before else forks.start(environment, [task], log.name)
+        process.log = log
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _started(before, task, environment, log):
+    return subprocess.Popen(
         [*before, sys.executable, str(HERE / "rank.py"), task],
-        env={**pool.environment(rank, endpoints), **environment},
-        stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+        env=environment, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
     )
-    process.log = log
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        log.close()
 
 
 def _output(process):

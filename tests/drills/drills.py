@@ -43,6 +43,31 @@ def test_after_an_exception_in_the_loss_or_the_data_training_goes_on(fault, at, 
     expect.failed_and_recovered(drill.run(fault, at=at, phase="", recover=True), at, text)
 
 
+OTHER_SCHEDULES = ("ZBVPP", "VPP:overlap=on", "VPP:overlap=on,overlap_p2p_comm=on")
+
+
+def other(schedule):
+    """Arguments of a drill with enough micro-batches for steady pairs on all ranks."""
+    return {"schedule": f"{schedule}{',' if ':' in schedule else ':'}timeout={drill.LIMIT}", "m": 7}
+
+
+@pytest.mark.parametrize("at", (0, 1))
+@pytest.mark.parametrize("schedule", OTHER_SCHEDULES)
+def test_with_split_and_with_overlapped_backwards_a_killed_rank_is_named_by_all_others(schedule, at):
+    expect.lost(drill.run("kill", at=at, phase="steady", **other(schedule)), at)
+
+
+@pytest.mark.parametrize("fault, text", [("fail", "the layer fails"), ("fail_backward", "the backward fails")])
+@pytest.mark.parametrize("schedule", OTHER_SCHEDULES)
+def test_with_split_and_with_overlapped_backwards_training_goes_on_after_an_exception(schedule, fault, text):
+    expect.failed_and_recovered(drill.run(fault, at=1, phase="steady", recover=True, **other(schedule)), 1, text)
+
+
+@pytest.mark.parametrize("at", RANKS)
+def test_after_an_exception_inside_a_backward_training_goes_on(at):
+    expect.failed_and_recovered(drill.run("fail_backward", at=at, recover=True), at, "the backward fails")
+
+
 @pytest.mark.parametrize("at", RANKS)
 def test_a_rank_that_sleeps_half_a_minute_is_waited_for(at):
     expect.survived(drill.run("sleep", at=at, seconds=30, schedule="VPP", wait=60))

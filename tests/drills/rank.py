@@ -18,9 +18,37 @@ paddle_vpp_ext.enable()
 from paddle.distributed import fleet  # noqa: E402
 from paddle.distributed.fleet.meta_parallel import LayerDesc  # noqa: E402
 
-from training import Block, OneProcess, assert_same_bits, batch, build, cut, gradients, mean_square, named_layers  # noqa: E402
+from training import Block, Model, OneProcess, assert_same_bits, batch, build, cut, gradients, mean_square, named_layers  # noqa: E402
 
-V, M, SIZE = 2, 4, 2
+V, SIZE = 2, 2
+
+
+class Pairs(paddle_vpp_ext.OverlapMixin, Model):
+    """With overlap=on its steady forwards and backwards go in pairs."""
+
+
+class Breaking(paddle.autograd.PyLayer):
+    """Nothing. While ``fails`` an error in the third backward."""
+
+    fails, count = False, 0
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Breaking.count += Breaking.fails
+        if Breaking.count == 3:
+            Breaking.fails, Breaking.count = False, 0
+            say("FAULT")
+            raise ArithmeticError("the backward fails")
+        return gradient.clone()
+
+
+class BreakingBlock(Block):
+    def forward(self, x):
+        return Breaking.apply(super().forward(x))
 
 
 def say(word, text=""):
@@ -40,15 +68,24 @@ class FaultyStage:
     def __getattr__(self, name):
         return getattr(self._stage, name)
 
-    def forward(self, chunk, micro_batch, inputs):
-        return self._act(self._stage.forward, chunk, micro_batch, inputs)
+    def forward(self, *args):
+        return self._act(1, self._stage.forward, *args)
 
-    def backward(self, chunk, micro_batch, grads):
-        return self._act(self._stage.backward, chunk, micro_batch, grads)
+    def backward(self, *args):
+        return self._act(1, self._stage.backward, *args)
 
-    def _act(self, compute, *args):
-        self._left -= 1
-        if self._left == -1:
+    def backward_input(self, *args):
+        return self._act(1, self._stage.backward_input, *args)
+
+    def backward_weight(self, *args):
+        return self._act(1, self._stage.backward_weight, *args)
+
+    def overlapped(self, *args):
+        return self._act(2, self._stage.overlapped, *args)
+
+    def _act(self, actions, compute, *args):
+        left, self._left = self._left, self._left - actions
+        if 0 <= left < actions:
             say("FAULT")
             return FAULTS[self._fault](compute, *args)
         return compute(*args)
@@ -101,8 +138,8 @@ class FailingLoss:
         return mean_square(output, label)
 
 
-def failing_pairs(data):
-    for number, pair in enumerate(cut(data, M)):
+def failing_pairs(data, m):
+    for number, pair in enumerate(cut(data, m)):
         if number == 2:
             say("FAULT")
             raise ArithmeticError("the data iterator fails")
@@ -112,31 +149,33 @@ def failing_pairs(data):
 def action_of(engine, phase):
     """The number of the action at which the fault is done: the first, one of the steady phase, the last."""
     order = engine.plan().orders[engine.stage_id]
-    backwards = [k for k, action in enumerate(order) if action.kind == "B"]
+    backwards = [k for k, action in enumerate(order) if action.kind in "BI"]
     forwards = [k for k, action in enumerate(order) if action.kind == "F"]
     return {"startup": 0, "steady": (backwards[0] + forwards[-1]) // 2, "cooldown": len(order) - 1}[phase]
 
 
 def main():
-    p, rank = TASK["p"], int(os.environ["PADDLE_TRAINER_ID"])
+    p, m, rank = TASK["p"], TASK.get("m", 4), int(os.environ["PADDLE_TRAINER_ID"])
     strategy = fleet.DistributedStrategy()
     strategy.hybrid_configs = {"pp_degree": p, "dp_degree": 1, "mp_degree": 1}
     fleet.init(is_collective=True, strategy=strategy, log_level="ERROR")
     loss = FailingLoss()
-    engine, optimizer = build([LayerDesc(Block)] * (p * V), V, TASK["schedule"], M, loss_fn=loss)
-    one = OneProcess([LayerDesc(Block)] * (p * V))
-    data = [list(batch(step, SIZE * M)) for step in range(4)]
+    descs = [LayerDesc(BreakingBlock)] * (p * V)
+    engine, optimizer = build(descs, V, TASK["schedule"], m, SIZE, seg_method="layer:BreakingBlock", loss_fn=loss, kind=Pairs)
+    one = OneProcess(descs)
+    data = [list(batch(step, SIZE * m)) for step in range(4)]
 
     def step(number):
-        given = failing_pairs(data[number]) if number == 1 and faulty and TASK["fault"] == "fail_data" else data[number]
+        given = failing_pairs(data[number], m) if number == 1 and faulty and TASK["fault"] == "fail_data" else data[number]
         loss = engine.train_batch(given, optimizer)
-        assert float(loss) == float(one.step(cut(data[number], M))), "another loss than in one process"
+        assert float(loss) == float(one.step(cut(data[number], m))), "another loss than in one process"
 
     faulty = rank == TASK["at"]
     for _ in range(TASK.get("steps_before", 1)):
         step(0)
     plain = engine._stage
     loss.fails = faulty and TASK["fault"] == "fail_loss"
+    Breaking.fails = faulty and TASK["fault"] == "fail_backward"
     if TASK["fault"] in FAULTS and faulty:
         engine._stage = FaultyStage(plain, TASK["fault"], action_of(engine, TASK["phase"]))
     say("READY")
@@ -148,7 +187,7 @@ def main():
         say_error(error)
         engine._stage = plain
         engine.forward_backward_pipeline(data[2])
-        one.step(cut(data[2], M), update=False)
+        one.step(cut(data[2], m), update=False)
         mine = named_layers(engine)
         found = gradients(mine)
         assert_same_bits(found, {key: value for key, value in gradients(one.layers).items() if key in found})
@@ -162,10 +201,15 @@ def main():
     say("DONE")
 
 
-if __name__ == "__main__":
+def run():
+    global TASK
     TASK = json.loads(sys.argv[1])
     try:
         main()
     except Exception as error:
         say_error(error)
         raise
+
+
+if __name__ == "__main__":
+    run()

@@ -79,7 +79,7 @@ def train_with_scaler(schedule, delay):
     return losses, scales, weights(named_layers(engine))
 
 
-@pytest.mark.parametrize("schedule", ("VPP", "FthenB"))
+@pytest.mark.parametrize("schedule", ("VPP", "FthenB", "ZBVPP"))
 def test_with_a_grad_scaler_a_step_that_overflows_on_one_rank_is_left_out_on_all(schedule):
     one = OneProcess(blocks(), overflowing)
     one.optimizer = paddle.optimizer.AdamW(0.1, parameters=one.parameters)
@@ -133,7 +133,7 @@ def train_through_a_failure(schedule):
     return given, weights(named_layers(engine))
 
 
-@pytest.mark.parametrize("schedule", ("VPP", "FthenB"))
+@pytest.mark.parametrize("schedule", ("VPP", "FthenB", "ZBVPP"))
 def test_after_an_exception_in_the_middle_of_a_step_training_goes_on(schedule):
     one = OneProcess(blocks())
     expected = [one.step(cut(batch(step, 2 * M), M)).item() for step in (0, 2, 3)]
@@ -240,10 +240,10 @@ def test_activations_in_bfloat16(level):
     assert_same_bits(merged([found for _, found in results]), weights(one.layers))
 
 
-def train_with_main_grads(delay):
+def train_with_main_grads(schedule, delay):
     from paddle.distributed.fleet.utils import mix_precision_utils
 
-    engine, _ = wrap(descs=blocks(), flags={"delay_scale_loss": delay})
+    engine, _ = wrap(schedule, flags={"delay_scale_loss": delay})
     mix_precision_utils.MixPrecisionLayer(engine._layers, dtype="bfloat16")
     optimizer = paddle.optimizer.SGD(0.1, parameters=engine.parameters())
     optimizer = fleet.distributed_optimizer(mix_precision_utils.MixPrecisionOptimizer(optimizer))
@@ -257,25 +257,26 @@ def train_with_main_grads(delay):
     return losses, main_grads
 
 
-def test_main_grads():
+@pytest.mark.parametrize("schedule", ("VPP", "ZBVPP"))
+def test_main_grads(schedule):
     one = OneProcess(blocks())
     expected = [one.step(cut(batch(step, 2 * M), M)).numpy() for step in range(2)]
     one.step(cut(batch(2, 2 * M), M), update=False)
-    results = run(train_with_main_grads, False)
+    results = run(train_with_main_grads, schedule, False)
     for losses, _ in results:
         np.testing.assert_array_equal(losses, expected)
     assert_same_bits(merged([found for _, found in results]), gradients(one.layers))
-    for (losses, _), (plain, _) in zip(run(train_with_main_grads, True), results):
+    for (losses, _), (plain, _) in zip(run(train_with_main_grads, schedule, True), results):
         np.testing.assert_allclose(losses, plain, rtol=1e-6)
 
 
 # ---- recompute
 
 
-def train_recomputed(interval):
+def train_recomputed(schedule, interval):
     group = fleet.get_hybrid_communicate_group().get_model_parallel_group()
     model = {"recompute_interval": interval, "recompute_ctx": {"mp_group": group}}
-    engine, optimizer = wrap(descs=blocks(2 * P * V), model=model)
+    engine, optimizer = wrap(schedule, descs=blocks(2 * P * V), model=model)
     losses = [engine.train_batch(list(batch(step, 2 * M)), optimizer).numpy() for step in range(2)]
     engine.eval_batch(list(batch(0, 2 * M)), compute_loss=True)
     return losses, weights(named_layers(engine))
@@ -288,27 +289,29 @@ class Dropping(Block):
         return paddle.nn.functional.dropout(super().forward(x), 0.5)
 
 
-def train_dropping(interval):
+def train_dropping(schedule, interval):
     group = fleet.get_hybrid_communicate_group().get_model_parallel_group()
     model = {"recompute_interval": interval, "recompute_ctx": {"mp_group": group}}
-    engine, optimizer = wrap(descs=blocks(kind=Dropping), model=model, seg_method="layer:Dropping")
+    engine, optimizer = wrap(schedule, descs=blocks(kind=Dropping), model=model, seg_method="layer:Dropping")
     paddle.seed(7)
     losses = [engine.train_batch(list(batch(step, 2 * M)), optimizer).numpy() for step in range(2)]
     return losses, weights(named_layers(engine))
 
 
-def test_recompute_draws_the_same_random_numbers():
-    plain, recomputed = run(train_dropping, 0), run(train_dropping, 1)
+@pytest.mark.parametrize("schedule", ("VPP", "ZBVPP"))
+def test_recompute_draws_the_same_random_numbers(schedule):
+    plain, recomputed = run(train_dropping, schedule, 0), run(train_dropping, schedule, 1)
     for (losses, found), (expected, wanted) in zip(recomputed, plain):
         np.testing.assert_array_equal(losses, expected)
         assert_same_bits(found, wanted)
 
 
+@pytest.mark.parametrize("schedule", ("VPP", "ZBVPP"))
 @pytest.mark.parametrize("interval", (1, 2))
-def test_recompute(interval):
+def test_recompute(interval, schedule):
     one = OneProcess(blocks(2 * P * V))
     expected = [one.step(cut(batch(step, 2 * M), M)).numpy() for step in range(2)]
-    results = run(train_recomputed, interval)
+    results = run(train_recomputed, schedule, interval)
     for losses, _ in results:
         np.testing.assert_array_equal(losses, expected)
     assert_same_bits(merged([found for _, found in results]), weights(one.layers))

@@ -10,7 +10,7 @@ from paddle.distributed.fleet.meta_parallel import LayerDesc
 
 from paddle_vpp_ext.fleet import versions
 from pool import get_pool
-from training import Block, OneProcess, batch, build, cut, named_layers, weights
+from training import Block, OneProcess, assert_same_bits, batch, build, cut, merged, named_layers, weights
 
 P, REPLICAS, M = 2, 2, 5
 DEGREES = {"dp": {"dp_degree": REPLICAS}, "sharding": {"sharding_degree": REPLICAS, "dp_degree": 1}}
@@ -28,8 +28,8 @@ def descs(hole):
     return [LayerDesc(Same if k == hole else Block) for k in range(8)]
 
 
-def pool(kind):
-    return get_pool(P * REPLICAS, pp_degree=P, **DEGREES[kind])
+def pool(kind, stages=P):
+    return get_pool(stages * REPLICAS, pp_degree=stages, **DEGREES[kind])
 
 
 def replica():
@@ -96,7 +96,7 @@ def test_13_paddles_buffers_too(hole):
         assert buffers == {c: 2 for c in range(4) if c * P + stage != hole}
 
 
-@pytest.mark.parametrize("schedule, num_chunks", (("VPP", 2), ("FthenB", 2), ("1F1B", 1)))
+@pytest.mark.parametrize("schedule, num_chunks", (("VPP", 2), ("FthenB", 2), ("1F1B", 1), ("ZBVPP", 2)))
 @pytest.mark.parametrize("overlap", (False, True))
 @pytest.mark.parametrize("kind", DEGREES)
 def test_replicas_train_on_the_mean_of_their_gradients(kind, overlap, schedule, num_chunks):
@@ -106,3 +106,54 @@ def test_replicas_train_on_the_mean_of_their_gradients(kind, overlap, schedule, 
     check(results, None, steps)
     for *_, chunks in results:
         assert chunks == (list(range(num_chunks)) if overlap else [])
+
+
+# ---- six processes: three stages, and to the last bit, since halves are exact and nothing clips
+
+STAGES, CHUNKS = 3, 2
+
+
+def train_three_stages(kind, schedule, overlap):
+    flag = f"{kind}_comm_overlap"
+    try:
+        engine, _ = build([LayerDesc(Block)] * (STAGES * CHUNKS), CHUNKS, schedule, M, **{flag: overlap})
+        optimizer = fleet.distributed_optimizer(paddle.optimizer.Momentum(0.1, parameters=engine.parameters()))
+    finally:
+        setattr(fleet.fleet._user_defined_strategy.hybrid_configs["pp_configs"], flag, False)
+    losses = []
+    for step, m in enumerate((M, 2, 7)):
+        engine.accumulate_steps = m
+        losses.append(engine.train_batch(list(data(step, replica(), m)), optimizer).item())
+    return replica(), losses, weights(named_layers(engine)), sorted(engine._chunk_2_comm_buffers)
+
+
+def one_process_of_replicas(counts):
+    """Losses by step and replica, and the weights, where each step takes the mean of the replicas' gradients."""
+    one = OneProcess([LayerDesc(Block)] * (STAGES * CHUNKS))
+    one.optimizer = paddle.optimizer.Momentum(0.1, parameters=one.parameters)
+    losses = []
+    for step, m in enumerate(counts):
+        losses.append([])
+        sums = [0.0] * len(one.parameters)
+        for which in range(REPLICAS):
+            losses[-1].append(one.step(cut(data(step, which, m), m), update=False).item())
+            sums = [total + parameter.grad for total, parameter in zip(sums, one.parameters)]
+            one.optimizer.clear_grad()
+        for parameter, total in zip(one.parameters, sums):
+            parameter.grad = total / REPLICAS
+        one.optimizer.step()
+        one.optimizer.clear_grad()
+    return losses, weights(one.layers)
+
+
+@pytest.mark.parametrize("schedule", ("VPP", "ZBVPP"))
+@pytest.mark.parametrize("overlap", (False, True))
+@pytest.mark.parametrize("kind", DEGREES)
+def test_three_stages_of_two_replicas_train_on_the_mean_to_the_last_bit(kind, overlap, schedule):
+    losses, wanted = one_process_of_replicas((M, 2, 7))
+    results = pool(kind, STAGES).run(train_three_stages, kind, schedule, overlap)
+    for which, found, _, chunks in results:
+        assert found == [of[which] for of in losses]
+        assert chunks == (list(range(CHUNKS)) if overlap else [])
+    for which in range(REPLICAS):
+        assert_same_bits(merged([found for of, _, found, _ in results if of == which]), wanted)

@@ -47,10 +47,10 @@ def set_options(schedule="1F1B", accumulate_steps=1, micro_batch_size=2, **pp_co
         setattr(flags, name, value)
 
 
-def build(descs, num_chunks, schedule="1F1B", accumulate_steps=1, micro_batch_size=2, learning_rate=0.1, seg_method="layer:Block", loss_fn=mean_square, model={}, **pp_configs):
-    """(engine, optimizer), as a user's script makes them; ``model`` has further arguments of the PipelineLayer."""
+def build(descs, num_chunks, schedule="1F1B", accumulate_steps=1, micro_batch_size=2, learning_rate=0.1, seg_method="layer:Block", loss_fn=mean_square, model={}, kind=Model, **pp_configs):
+    """(engine, optimizer), as a user's script makes them; ``model`` has further arguments of the PipelineLayer, a ``kind`` of Model."""
     set_options(schedule, accumulate_steps, micro_batch_size, **pp_configs)
-    model = Model(descs, loss_fn, seg_method=seg_method, num_virtual_pipeline_stages=num_chunks, **model)
+    model = kind(descs, loss_fn, seg_method=seg_method, num_virtual_pipeline_stages=num_chunks, **model)
     optimizer = paddle.optimizer.SGD(learning_rate, parameters=model.parameters() or [paddle.create_parameter([1], "float32")])
     return fleet.distributed_model(model), fleet.distributed_optimizer(optimizer)
 
