@@ -141,9 +141,9 @@ def _improved(nets, pool, stop, effort):
         return []
     tried.sort(key=lambda entry: entry[0])
     best, vain = tried[0], 0
-    tries = int(effort * min(40_000, 5_000_000 // net.num_actions))
-    for seed in range(10):
-        if best[0] <= stop or vain == 2:
+    tries = int(effort * min(20_000, 2_500_000 // net.num_actions))
+    for seed in range(30):
+        if best[0] <= stop or vain == 6:
             break
         start = tried[seed % min(4, len(tried))]
         makespan, orders = anneal(net, start[3], start[0], tries, seed)
