@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests on several releases of Paddle: bash ci/matrix.sh [versions…], all supported ones by default.
 # Each release gets an environment of its own under .matrix, reused by the next run. The pure part runs once, on the last one.
+# JOBS=2 tests two releases at a time, which takes some 3 GB of memory.
 # TESTED=FILE, the JUnit report of a run of all tests on the last release, stands for that release and the pure part.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -36,15 +37,26 @@ apart() {
     bash -euo pipefail -c "$(declare -f environment make_environment tests); $1" || true
 }
 
+# fleet RELEASE: its tests, in one piece of output. The newest release has them all.
+fleet() {
+    local only="-m 'not one_release'"
+    [ "$1" != "${releases[-1]}" ] || only=
+    apart "environment $1; tests $1 fleet $only" >".matrix/reports/$1.txt" 2>&1
+    cat ".matrix/reports/$1.txt"
+}
+
 rm -rf .matrix/reports
 mkdir -p .matrix/reports
-for release in "${releases[@]}"; do
-    if [ "$release" != "${releases[-1]}" ]; then
-        apart "environment $release; tests $release fleet -m 'not one_release'"
-    elif [ -z "${TESTED:-}" ]; then
-        apart "environment $release; tests $release fleet"
-    fi
+todo=("${releases[@]}")
+[ -z "${TESTED:-}" ] || unset 'todo[-1]'
+for release in "${todo[@]}"; do # one after the other, since all are made from the same folder
+    apart "environment $release"
 done
+for release in "${todo[@]}"; do
+    while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-1}" ]; do wait -n || true; done
+    fleet "$release" &
+done
+wait
 [ -n "${TESTED:-}" ] || apart "environment ${releases[-1]}; for area in ${pure[*]}; do tests any \$area; done"
 
 "${PYTHON:-python3}" ci/matrix_report.py .matrix "${releases[*]}" "${pure[*]}" ${TESTED:+"$TESTED"}

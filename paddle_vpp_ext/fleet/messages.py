@@ -151,7 +151,8 @@ class Boundaries:
         if known != signature:
             raise ValueError(
                 f"part {transfer.part} of the model made {signature} for micro-batch {transfer.micro_batch}, but {known} "
-                f'before: for micro-batches of different shapes set pp_configs["enable_dynamic_shape"], or PADDLE_VPP_SCHEDULE=VPP:enable_dynamic_shape=on'
+                f'before: for micro-batches of different shapes set pp_configs["enable_dynamic_shape"], '
+                f"or write enable_dynamic_shape=on in schedule_mode or PADDLE_VPP_SCHEDULE"
             )
         return False
 

@@ -51,6 +51,11 @@ def disable() -> None:
         _undo.pop()()
 
 
+def is_enabled() -> bool:
+    """Whether ``enable`` is in force."""
+    return bool(_undo)
+
+
 def _replace(owner, name, new):
     old = getattr(owner, name)
     setattr(owner, name, new)

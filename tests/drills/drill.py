@@ -5,6 +5,7 @@
 Checked for every drill: all processes end by themselves within ``timeout`` plus 10 seconds of the fault, nothing that
 they started is left over, and the ports that they were given are free again.
 """
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -44,27 +45,38 @@ class Result(NamedTuple):
 
 
 def run(fault, at=0, phase="steady", p=3, schedule=f"VPP:timeout={LIMIT}", wait=LIMIT + MARGIN, enter=None, endpoints=None,
-        logs=None, environment={}, **task) -> Result:
-    """Runs a drill. ``enter(rank)``: a command that goes before a rank's own (into a network namespace, say)."""
-    task = json.dumps({"fault": fault, "at": at, "phase": phase, "p": p, "schedule": schedule, **task})
+        logs=None, environment={}, replicas=1, **task) -> Result:
+    """Runs a drill on ``replicas`` pipelines of p ranks.
+
+    ``enter(rank)``: a command that goes before a rank's own (into a network namespace, say).
+    """
+    task = json.dumps({"fault": fault, "at": at, "phase": phase, "p": p, "schedule": schedule, "replicas": replicas, **task})
+    ranks = p * replicas
     with contextlib.ExitStack() as stack:
         if endpoints is None:
-            endpoints = stack.enter_context(pool.reserved_endpoints(p))
+            endpoints = stack.enter_context(pool.reserved_endpoints(ranks))
         processes = [
-            stack.enter_context(_process(rank, task, endpoints, enter(rank) if enter else [], environment)) for rank in range(p)
+            stack.enter_context(_process(rank, task, endpoints, enter(rank) if enter else [], environment))
+            for rank in range(ranks)
         ]
         _wait_ready(processes)
         began = time.time()
         ended = _wait_ended(processes, began + wait + task_seconds(task))
         result = _result(processes, ended)
     name = "hang" if fault == "sleep" and result.errors else fault
-    _note({"fault": name, "at": at, "phase": phase, "ranks": p, "slowest error": result.slowest, "end": result.end})
+    _note({"fault": name, "at": at, "phase": phase, "ranks": ranks, "slowest error": result.slowest, "end": result.end})
     if enter is None:
         _check_ports(endpoints)
     if logs:
         for rank, output in enumerate(result.outputs):
             (Path(logs) / f"workerlog.{rank}").write_text(output)
     return result
+
+
+def together(*drills):
+    """The results of several drills that mostly wait, run at the same time; each is a function without arguments."""
+    with concurrent.futures.ThreadPoolExecutor(len(drills)) as threads:
+        return [started.result() for started in [threads.submit(of_one) for of_one in drills]]
 
 
 def task_seconds(task):

@@ -2,6 +2,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -63,20 +64,29 @@ def test_with_split_and_with_overlapped_backwards_training_goes_on_after_an_exce
     expect.failed_and_recovered(drill.run(fault, at=1, phase="steady", recover=True, **other(schedule)), 1, text)
 
 
+@pytest.mark.parametrize("phase", PHASES)
+def test_with_two_replicas_a_killed_rank_ends_both_pipelines(phase):
+    """The other pipeline learns of it where it sums gradients with this one: from gloo, which names no rank."""
+    result = drill.run("kill", at=3, phase=phase, p=2, replicas=2)
+    closed, by_gloo = "(rank 3): the other process has ended", "gloo/transport/tcp"
+    expect.ended_with_errors_naming(result, 3, closed, by_gloo)
+    assert closed in result.errors[2] and result.slowest < 10
+
+
 @pytest.mark.parametrize("at", RANKS)
 def test_after_an_exception_inside_a_backward_training_goes_on(at):
     expect.failed_and_recovered(drill.run("fail_backward", at=at, recover=True), at, "the backward fails")
 
 
-@pytest.mark.parametrize("at", RANKS)
-def test_a_rank_that_sleeps_half_a_minute_is_waited_for(at):
-    expect.survived(drill.run("sleep", at=at, seconds=30, schedule="VPP", wait=60))
+def test_a_rank_that_sleeps_half_a_minute_is_waited_for():
+    for result in drill.together(*(partial(drill.run, "sleep", at=at, seconds=30, schedule="VPP", wait=60) for at in RANKS)):
+        expect.survived(result)
 
 
-@pytest.mark.parametrize("at", RANKS)
-def test_a_rank_that_hangs_is_named(at):
-    result = drill.run("sleep", at=at, seconds=14, schedule="VPP:timeout=5")
-    expect.ended_with_errors_naming(result, at, f"rank {at} says nothing", limit=5)
+def test_a_rank_that_hangs_is_named():
+    results = drill.together(*(partial(drill.run, "sleep", at=at, seconds=14, schedule="VPP:timeout=5") for at in RANKS))
+    for at, result in zip(RANKS, results):
+        expect.ended_with_errors_naming(result, at, f"rank {at} says nothing", limit=5)
 
 
 @pytest.mark.parametrize("at", RANKS)
@@ -93,17 +103,22 @@ def test_two_hosts_with_latency_train_as_one_process(tmp_path):
         assert two.listening() == []
 
 
-@needs_hosts
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_cut_network_is_an_error_on_all_ranks_and_diagnose_names_the_edge(phase, tmp_path):
-    limit = 10
-    with hosts.two_hosts(tmp_path, latency=0.001) as two:
+def cut_network(phase, folder, limit):
+    """A drill whose wire is cut in that phase, and what diagnose finds in its logs."""
+    folder.mkdir()
+    with hosts.two_hosts(folder, latency=0.001) as two:
         result = drill.run(
             "cut_the_network", at=1, phase=phase, p=4, enter=two.enter, endpoints=two.endpoints, command=two.cut(),
-            schedule=f"VPP:timeout={limit}", logs=tmp_path,
+            schedule=f"VPP:timeout={limit}", logs=folder,
         )
         assert two.listening() == []
-    expect.ended_with_errors_naming(result, None, *CUT, limit=limit)
-    command = [sys.executable, "-m", "paddle_vpp_ext", "diagnose", str(tmp_path)]
-    found = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(pool.ROOT)})
-    assert any(f"broken edge: rank {a} - rank {b}\n" in found.stdout for a, b in ((1, 2), (2, 1), (0, 3), (3, 0))), found
+    command = [sys.executable, "-m", "paddle_vpp_ext", "diagnose", str(folder)]
+    return result, subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(pool.ROOT)})
+
+
+@needs_hosts
+def test_a_cut_network_is_an_error_on_all_ranks_and_diagnose_names_the_edge(tmp_path):
+    limit = 10
+    for result, found in drill.together(*(partial(cut_network, phase, tmp_path / phase, limit) for phase in PHASES)):
+        expect.ended_with_errors_naming(result, None, *CUT, limit=limit)
+        assert any(f"broken edge: rank {a} - rank {b}\n" in found.stdout for a, b in ((1, 2), (2, 1), (0, 3), (3, 0))), found

@@ -6,6 +6,7 @@ lose them. Needs root, iproute2 and /dev/net/tun.
 import collections
 import contextlib
 import fcntl
+import itertools
 import os
 import select
 import shutil
@@ -19,6 +20,8 @@ PORT = 36100  # nobody else is in these namespaces
 
 _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
+
+_wires = itertools.count()
 
 
 def available():
@@ -37,7 +40,7 @@ class Hosts:
 
     def __init__(self, per_host, wire):
         self.per_host, self.wire = per_host, wire
-        self.names = [f"vpp{os.getpid()}{letter}" for letter in "ab"]
+        self.names = wire.devices
         self.addresses = [f"{NETWORK}.{number}" for number in (1, 2)]
 
     @property
@@ -79,7 +82,8 @@ class Wire:
 
     def __init__(self, cut_file, latency):
         self.cut_file, self._latency = cut_file, latency
-        self.devices = [f"vpp{os.getpid()}{letter}" for letter in "ab"]
+        number = next(_wires)
+        self.devices = [f"vpp{os.getpid()}{letter}{number}" for letter in "ab"]
         self._ends, self._under_way, self._stopped = [], collections.deque(), False
 
     def __enter__(self):

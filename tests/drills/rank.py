@@ -157,7 +157,7 @@ def action_of(engine, phase):
 def main():
     p, m, rank = TASK["p"], TASK.get("m", 4), int(os.environ["PADDLE_TRAINER_ID"])
     strategy = fleet.DistributedStrategy()
-    strategy.hybrid_configs = {"pp_degree": p, "dp_degree": 1, "mp_degree": 1}
+    strategy.hybrid_configs = {"pp_degree": p, "dp_degree": TASK.get("replicas", 1), "mp_degree": 1}
     fleet.init(is_collective=True, strategy=strategy, log_level="ERROR")
     loss = FailingLoss()
     descs = [LayerDesc(BreakingBlock)] * (p * V)

@@ -6,7 +6,8 @@ from collections import defaultdict
 NAMES = {
     "kill": "a rank is killed (SIGKILL)",
     "leave": "a rank exits early",
-    "fail": "exception in a forward or a backward",
+    "fail": "exception in place of a forward or a backward",
+    "fail_backward": "exception inside a backward",
     "fail_loss": "exception in the loss",
     "fail_data": "exception in the data iterator",
     "sleep": "a rank sleeps for 30 s within the limit: survived",

@@ -169,7 +169,7 @@ def steps(kind, schedule, num_chunks):
     return [before, first, loss], gradients(named_layers(engine))
 
 
-@pytest.mark.parametrize("schedule, num_chunks", (("VPP", V), ("FthenB", V), ("VPP:enable_dynamic_shape=on", 1)))
+@pytest.mark.parametrize("schedule, num_chunks", (("VPP", V), ("FthenB", V), ("ZBVPP", V), ("VPP:enable_dynamic_shape=on", 1)))
 @pytest.mark.parametrize("kind", KINDS)
 def test_activations_of_every_form_cross(kind, schedule, num_chunks):
     one = OneProcess(descs(kind))

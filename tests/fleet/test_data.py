@@ -171,7 +171,7 @@ def ragged_steps(schedule, num_chunks, m):
 
 @pytest.mark.parametrize(
     "schedule, num_chunks, m",
-    (("VPP", V, 5), ("VPP:groups=first", V, 7), ("VPP:overlap_p2p_comm=on", V, 4), ("FthenB", V, 3), ("1F1B", 1, 5)),
+    (("VPP", V, 5), ("VPP:groups=first", V, 7), ("VPP:overlap_p2p_comm=on", V, 4), ("FthenB", V, 3), ("ZBVPP", V, 5), ("1F1B", 1, 5)),
 )
 def test_11_micro_batches_of_different_lengths_in_one_step(schedule, num_chunks, m):
     text = schedule + ("," if ":" in schedule else ":") + "enable_dynamic_shape=on"

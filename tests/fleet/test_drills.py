@@ -12,6 +12,7 @@ sys.path.insert(0, str(DRILLS))
 
 import drill  # noqa: E402
 import expect  # noqa: E402
+import forks  # noqa: E402
 import pool  # noqa: E402
 
 pytestmark = pytest.mark.one_release  # of our own connections: no release of Paddle differs
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.one_release  # of our own connections: no release of Pa
 @pytest.fixture(autouse=True, scope="module")
 def room_for_the_drills():
     pool.close_pools()
+    yield
+    forks.close()
 
 
 @pytest.mark.parametrize("at, phase", [(0, "startup"), (1, "steady")])

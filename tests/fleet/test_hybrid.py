@@ -74,9 +74,10 @@ def check(results, hole, steps):
             np.testing.assert_allclose(value, wanted[key], rtol=1e-3, atol=2e-6)
 
 
+@pytest.mark.parametrize("schedule", ("VPP", "ZBVPP"))
 @pytest.mark.parametrize("hole", (0, 5))
-def test_13_a_chunk_without_weights_does_not_end_the_synchronisation_of_the_others(hole):
-    results = pool("dp").run(train, "VPP", 4, {"dp_comm_overlap": True}, hole, (M, M))
+def test_13_a_chunk_without_weights_does_not_end_the_synchronisation_of_the_others(hole, schedule):
+    results = pool("dp").run(train, schedule, 4, {"dp_comm_overlap": True}, hole, (M, M))
     check(results, hole, (M, M))
     for stage, *_, chunks in results:
         assert chunks == [c for c in range(4) if c * P + stage != hole]

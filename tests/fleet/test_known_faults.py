@@ -275,11 +275,12 @@ class Half(nn.Layer):
         return x * 0.5
 
 
+@pytest.mark.parametrize("schedule", ("VPP", "ZBVPP"))
 @pytest.mark.parametrize("place", (0, 3, 4, 7))
-def test_17_chunks_without_parameters(place):
+def test_17_chunks_without_parameters(place, schedule):
     for layer in (Same, Half):
         descs = blocks(place) + [LayerDesc(layer)] + blocks(7 - place)
-        results = get_pool(4).run(step_and_eval, descs, 2, "VPP", 5, f"layer:Block|{layer.__name__}")
+        results = get_pool(4).run(step_and_eval, descs, 2, schedule, 5, f"layer:Block|{layer.__name__}")
         check(results, descs, 5)
 
 
@@ -289,17 +290,18 @@ def loss_of_some(output, label):
     return loss if label[0, 0].item() > 0.5 else label.mean()
 
 
-def step_with_loss(m):
-    engine, _ = build(blocks(8), 2, "VPP", m, loss_fn=loss_of_some)
+def step_with_loss(schedule, m):
+    engine, _ = build(blocks(8), 2, schedule, m, loss_fn=loss_of_some)
     loss = engine.forward_backward_pipeline(list(batch(m, 2 * m)))
     return None, loss.numpy(), gradients(named_layers(engine)), loss.numpy()
 
 
-def test_17_a_loss_that_does_not_depend_on_some_micro_batch():
+@pytest.mark.parametrize("schedule", ("VPP", "ZBVPP"))
+def test_17_a_loss_that_does_not_depend_on_some_micro_batch(schedule):
     m = 9
     flags = [y[0, 0].item() > 0.5 for _, y in cut(batch(m, 2 * m), m)]
     assert any(flags) and not all(flags)
-    check(get_pool(4).run(step_with_loss, m), blocks(8), m, loss_of_some)
+    check(get_pool(4).run(step_with_loss, schedule, m), blocks(8), m, loss_of_some)
 
 
 class Ignores(nn.Layer):
@@ -319,9 +321,10 @@ class First(nn.Layer):
         return x[0]
 
 
-def test_17_an_activation_that_its_consumer_ignores():
+@pytest.mark.parametrize("schedule", ("VPP", "ZBVPP"))
+def test_17_an_activation_that_its_consumer_ignores(schedule):
     descs = [LayerDesc(Ignores) for _ in range(7)] + [LayerDesc(First)]
-    check(get_pool(4).run(step_and_eval, descs, 2, "VPP", 5, "layer:Ignores|First"), descs, 5)
+    check(get_pool(4).run(step_and_eval, descs, 2, schedule, 5, "layer:Ignores|First"), descs, 5)
 
 
 # ---- 15
@@ -360,7 +363,7 @@ def sent_activations_held(schedule):
     return max(held), sum(t._is_initialized() for t in made)
 
 
-@pytest.mark.parametrize("schedule", ("VPP", "VPP:overlap_p2p_comm=on"))
+@pytest.mark.parametrize("schedule", ("VPP", "VPP:overlap_p2p_comm=on", "ZBVPP"))
 def test_6_outputs_are_freed_once_they_are_sent(schedule):
     for rank, (most, at_the_end) in enumerate(get_pool(4).run(sent_activations_held, schedule)):
         assert at_the_end == 0

@@ -8,7 +8,7 @@ import pytest
 from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc
 
-from paddle_vpp_ext.fleet.profile import SENT, Mark, Sample, joined, summary
+from paddle_vpp_ext.fleet.profile import SENT, GpuMeter, Mark, Sample, joined, summary
 from paddle_vpp_ext.schedule.costs import Costs
 from pool import WorkerError, get_pool
 from training import WIDTH, Block, OneProcess, batch, build, cut
@@ -158,3 +158,32 @@ def test_costs_are_medians_per_part():
         forward=[x + 1 for x in parts], input_grad=[2 * x + 1 for x in parts], weight_grad=[3 * x + 1 for x in parts],
         hop=0.7, activation=[11] * 6, residue=[15] * 6, message=[2] * 6,
     )
+
+
+class Event:
+    """A device's event under the rules of a real one: a time can only be read between two that were recorded and have passed."""
+
+    recorded = 0
+
+    def __init__(self, device, enable_timing):
+        assert device == "gpu" and enable_timing
+        self.moment, self.passed = None, False
+
+    def record(self):
+        Event.recorded += 1
+        self.moment = Event.recorded
+
+    def synchronize(self):
+        self.passed = True
+
+    def elapsed_time(self, end):
+        assert self.moment and end.passed, "an event that has not passed"
+        return 5.0 * (end.moment - self.moment)
+
+
+def test_on_a_gpu_actions_are_timed_by_events(monkeypatch):
+    monkeypatch.setattr(paddle.device, "Event", Event)
+    monkeypatch.setattr(paddle.device.cuda, "memory_allocated", lambda: 100 * Event.recorded)
+    meter = GpuMeter()
+    start, end = meter.mark(), meter.mark()
+    assert meter.milliseconds(start, end) == 5.0 and end.allocated - start.allocated == 100

@@ -69,7 +69,7 @@ def step_through_dicts(schedule):
     return loss.numpy(), gradients(named_layers(engine))
 
 
-@pytest.mark.parametrize("schedule", ("VPP", "FthenB"))
+@pytest.mark.parametrize("schedule", ("VPP", "FthenB", "ZBVPP"))
 def test_dicts_cross_stages(schedule):
     one = OneProcess(dicts())
     expected = one.step(cut(batch(0, 2 * M), M), update=False).numpy()

@@ -41,7 +41,7 @@ def train(schedule, steps, **pp_configs):
     return losses, weights(named_layers(engine))
 
 
-@pytest.mark.parametrize("schedule", ("VPP:groups=first", "VPP:groups=even", "VPP:slope=1", "FthenB"))
+@pytest.mark.parametrize("schedule", ("VPP:groups=first", "VPP:groups=even", "VPP:slope=1", "FthenB", "ZBVPP"))
 def test_weights_after_steps_are_those_of_one_process(schedule):
     one = OneProcess(descs())
     expected = [one.step(cut(batch(s, 2 * M), M)).numpy() for s in range(3)]
@@ -105,9 +105,9 @@ def test_the_learning_rate_scheduler_moves_on_once_a_step():
 # ---- evaluation
 
 
-def alternate(order):
+def alternate(schedule, order):
     """A mix of training, evaluation with a loss and without; what each gave."""
-    engine, optimizer = build(descs(), V, "VPP", M)
+    engine, optimizer = build(descs(), V, schedule, M)
     given = []
     for step, kind in enumerate(order):
         data = list(batch(step, 2 * M))
@@ -123,7 +123,8 @@ def alternate(order):
 @pytest.mark.parametrize(
     "order", (("loss", "train", "outputs", "train"), ("outputs", "train", "train"), ("train", "loss", "outputs", "train"))
 )
-def test_evaluation_in_any_order_changes_nothing(order):
+@pytest.mark.parametrize("schedule", ("VPP", "ZBVPP"))
+def test_evaluation_in_any_order_changes_nothing(schedule, order):
     one = OneProcess(descs())
     expected = []
     for step, kind in enumerate(order):
@@ -136,7 +137,7 @@ def test_evaluation_in_any_order_changes_nothing(order):
         else:
             with paddle.no_grad():
                 expected.append([one.forward(x).numpy() for x, _ in pairs])
-    results = run(alternate, order)
+    results = run(alternate, schedule, order)
     for kind, *given, wanted in zip(order, *[given for given, _ in results], expected):
         if kind == "outputs":
             assert all(outputs == [] for outputs in given[:-1]), "outputs are the last stage's"
@@ -236,7 +237,7 @@ def train_tied(schedule):
     return [engine.train_batch(list(batch(s, 2 * M)), optimizer).numpy() for s in range(4)]
 
 
-@pytest.mark.parametrize("schedule", ("VPP", "FthenB"))
+@pytest.mark.parametrize("schedule", ("VPP", "FthenB", "ZBVPP"))
 def test_tied_weights_get_the_gradients_of_both_ends(schedule):
     paddle.seed(1234)
     tied = Tied()

@@ -97,8 +97,9 @@ PLACES = {
 
 @pytest.mark.parametrize("optimizer", (plain, clipped))
 @pytest.mark.parametrize("places", PLACES)
-def test_14_tied_weights_get_the_gradients_of_all_stages_and_count_once_in_the_norm(places, optimizer):
-    results = get_pool(P).run(train, PLACES[places], ATTRIBUTES, "VPP", 5, optimizer)
+@pytest.mark.parametrize("schedule", ("VPP", "ZBVPP"))
+def test_14_tied_weights_get_the_gradients_of_all_stages_and_count_once_in_the_norm(schedule, places, optimizer):
+    results = get_pool(P).run(train, PLACES[places], ATTRIBUTES, schedule, 5, optimizer)
     check(results, PLACES[places], 5, optimizer)
 
 
@@ -165,7 +166,9 @@ def train_named(places):
     return losses, {name: layer.weight.numpy() for name, layer in engine._layers.shared_layers.items()}
 
 
-@pytest.mark.parametrize("places", ((0, 1, 2, 3, 4, 5, 3, 4, 5, 0, 1, 2), (0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0), (0, 1, 2, 0, 3, 4, 3, 4, 5, 1, 2, 5)))
+@pytest.mark.parametrize(
+    "places", ((0, 1, 2, 3, 4, 5, 3, 4, 5, 0, 1, 2), (0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0), (0, 1, 2, 0, 3, 4, 3, 4, 5, 1, 2, 5))
+)
 def test_several_shared_names_are_kept_apart_although_each_process_hashes_them_in_its_own_way(places):
     """2.6 and 3.0 make the groups in the order of a set of names, which differs from process to process."""
     results = get_pool(P).run(train_named, places)
