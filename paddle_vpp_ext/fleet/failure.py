@@ -42,6 +42,16 @@ class FailureBoard:
         """TimeoutError if the store still owes an answer: whoever asked it now would wait without a limit."""
         self._store.call(lambda store: None)
 
+    def meet(self, name: str, count: int, limit: float) -> None:
+        """Returns once ``count`` processes of the job have come to the meeting of this name; TimeoutError after ``limit`` seconds."""
+        key, deadline = f"paddle_vpp_ext/meeting/{name}", time.monotonic() + limit
+        come = self._store.call(lambda store: store.add(key, 1))
+        while come < count:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"only {come} of {count} processes of the job have come within {limit:g} s")
+            time.sleep(0.02)
+            come = self._store.call(lambda store: store.add(key, 0))
+
     def stay(self) -> None:
         """Only in the process that keeps the job's store: waits a little until the others have read why."""
         if self._rank != 0:

@@ -32,6 +32,9 @@ from .stage import PipelineStage
 from .trace_file import record_steps
 
 
+_engines = itertools.count()
+
+
 class _Step(NamedTuple):
     """How a step is run: training or evaluation, with or without a loss, the loss per micro-batch or its mean."""
 
@@ -63,6 +66,7 @@ class _PlannedPipeline(StepHooks):
         self._plans: Dict[Tuple[int, bool], Plan] = {}
         self._steps: Dict[Tuple[int, bool, bool], list] = {}
         self._boundaries = Boundaries(options.dynamic_shape)
+        self._number = next(_engines)  # the same on all ranks, which make their engines in one order
         self._attempts = 0
         self._position = Position(self._ranks, self.global_rank, options.timeout)
         self._connect()
@@ -80,8 +84,9 @@ class _PlannedPipeline(StepHooks):
         """Makes the transport; all ranks together, at first and after a step that failed."""
         if self._attempts:
             self._board.check_reachable()
+            self._meet_replicas()
         self._attempts += 1
-        self._board = FailureBoard(f"{'-'.join(map(str, self._ranks))}/{_count_of_engines()}/{self._attempts}", self.global_rank, self._position)
+        self._board = FailureBoard(f"{'-'.join(map(str, self._ranks))}/{self._number}/{self._attempts}", self.global_rank, self._position)
         if cpu.is_cpu_only():
             from .channels import Channels
             from .transport import ChannelTransport
@@ -95,6 +100,15 @@ class _PlannedPipeline(StepHooks):
             self._transport = NcclTransport(self._ranks, self.stage_id, groups, self._boundaries)
         if self.options.check_finite:
             self._transport = FiniteTransport(self._transport)
+
+    def _meet_replicas(self):
+        """A replica in which the step did not fail is still summing its gradients: they must not meet those of the next step."""
+        count = paddle.distributed.get_world_size()
+        if count > self.num_stages:
+            try:
+                self._board.meet(f"{self._number}/{self._attempts}", count, self.options.timeout)
+            except TimeoutError as error:
+                raise TimeoutError(f"a step failed here, and can only be followed by another if it failed in all replicas: {error}") from None
 
     def _second_group(self):
         """A second communicator of this pipeline; every process of the job takes part in making those of all pipelines."""
@@ -447,14 +461,6 @@ class _PlannedPipeline(StepHooks):
         made = [self._chunk_2_comm_buffers.pop(k, []) for k in range(len(trained.places))]
         self._chunk_2_comm_buffers.update(zip(trained.places, made))
         return self._chunk_2_comm_buffers
-
-
-_engines = itertools.count()
-
-
-def _count_of_engines():
-    """A number that is new in this process each time; the same on all ranks, which make their engines in one order."""
-    return next(_engines)
 
 
 class PipelineParallel1F1B(_PlannedPipeline, PipelineParallel):

@@ -9,7 +9,7 @@ from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc
 
 from paddle_vpp_ext.fleet import versions
-from pool import get_pool
+from pool import WorkerError, get_pool
 from training import Block, OneProcess, assert_same_bits, batch, build, cut, merged, named_layers, weights
 
 P, REPLICAS, M = 2, 2, 5
@@ -158,3 +158,49 @@ def test_three_stages_of_two_replicas_train_on_the_mean_to_the_last_bit(kind, ov
         assert chunks == (list(range(CHUNKS)) if overlap else [])
     for which in range(REPLICAS):
         assert_same_bits(merged([found for of, _, found, _ in results if of == which]), wanted)
+
+
+class Fails(Exception):
+    pass
+
+
+class FailsOnce(Block):
+    """Raises in its first backward, in the replicas of ``failing``."""
+
+    failing = set()
+
+    def forward(self, x):
+        out = super().forward(x)
+        out.register_hook(lambda grad: self.fail())
+        return out
+
+    def fail(self):
+        if replica() in self.failing:
+            self.failing.clear()
+            raise Fails
+
+
+def train_after_a_failure(failing, schedule, catch):
+    """The losses of two steps, the first of which fails at first in some replicas; ``catch``: those that go on then."""
+    engine, optimizer = build(
+        [LayerDesc(FailsOnce if k == 1 else Block) for k in range(4)], 2, schedule, M, seg_method="layer:Block|FailsOnce"
+    )
+    FailsOnce.failing = set(failing)
+    losses = []
+    if replica() in catch:
+        with pytest.raises(Exception, match="Fails"):
+            engine.train_batch(list(data(0, replica())), optimizer)
+    for step in range(2):
+        losses.append(engine.train_batch(list(data(step, replica())), optimizer).item())
+    return replica(), losses
+
+
+def test_a_step_that_failed_in_all_replicas_can_be_done_again():
+    everybody = tuple(range(REPLICAS))
+    plain = pool("dp").run(train_after_a_failure, (), "VPP", ())
+    assert pool("dp").run(train_after_a_failure, everybody, "VPP", everybody) == plain
+
+
+def test_a_step_that_failed_in_one_replica_is_not_followed_by_another():
+    with pytest.raises(WorkerError, match="if it failed in all replicas: only 2 of 4 processes"):
+        pool("dp").run(train_after_a_failure, (0,), "VPP:timeout=3", (0,))
