@@ -11,6 +11,7 @@ import time
 
 from paddle_vpp_ext.schedule.costs import Costs
 from paddle_vpp_ext.schedule.plan import make_plan
+from paddle_vpp_ext.schedule.search import search
 
 NOTHING = Costs(0.0, 0.0, 0.0)
 
@@ -26,6 +27,12 @@ def plan_table():
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
             name = f"p={p} V={v} m={m}" + (" blocking" if blocking else "")
             print(f"{name:28} {seconds:8.2f} {limit:6} {memory:9.2f}", flush=True)
+    print(f"\n{'search, uneven parts':28} {'seconds':>8} {'limit':>6}")
+    for (p, v, m), limit in (((8, 4, 64), 5), ((64, 8, 512), 120)):
+        times = [1 + 0.2 * ((7 * s) % 11 - 5) / 5 for s in range(p * v - 1)] + [1.6]
+        start = time.perf_counter()
+        found = search(p, v, m, Costs(times, times, times, 0.05))
+        print(f"{f'p={p} V={v} m={m}':28} {time.perf_counter() - start:8.2f} {limit:6}   {found}", flush=True)
 
 
 class Bench:
