@@ -35,7 +35,7 @@ class BuildWithActivation(build_py):
         # Of an editable install's build nothing is kept; what is to be installed goes straight into its wheel.
         editable = getattr(self, "editable_mode", False)
         folder = self.get_finalized_command("install").install_lib if editable else self.build_lib
-        self.copy_file(str(HERE / "paddle_vpp_ext.pth"), folder)
+        self.copy_file(str(HERE / "paddle_vpp_ext/paddle_vpp_ext.pth"), folder)
 
 
 setup(
@@ -47,7 +47,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.9",
     packages=find_packages(include=["paddle_vpp_ext", "paddle_vpp_ext.*"]),
-    package_data={"paddle_vpp_ext.tools": ["html/*"]},
+    package_data={"paddle_vpp_ext": ["*.pth"], "paddle_vpp_ext.tools": ["html/*"]},
     install_requires=["numpy"],
     extras_require=extras,
     cmdclass={"build_py": BuildWithActivation},

@@ -5,12 +5,16 @@ of its own: a broken Paddle is a finding here, not a traceback.
 """
 import argparse
 import json
+import os
 import re
+import site
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
+from ..activation import PTH, VARIABLE, is_wanted
 from .command import PROGRAM, STATUS
 
 OLDEST_PADDLE = (2, 6, 2)
@@ -21,20 +25,33 @@ INSTALL = "pip install paddlepaddle (CPU), or for GPUs see https://www.paddlepad
 
 IMPORT_SECONDS = 120
 PROBE = """
-import json, paddle
+import json, paddle, sys
 gpu = paddle.is_compiled_with_cuda()
+ours = sys.modules.get("paddle_vpp_ext.fleet.selector")
 print()
-print(json.dumps({"version": paddle.__version__, "gpu": gpu, "count": paddle.device.cuda.device_count() if gpu else 0}))
+print(json.dumps({"version": paddle.__version__, "gpu": gpu, "count": paddle.device.cuda.device_count() if gpu else 0,
+                  "enabled": bool(ours) and ours.is_enabled()}))
 """
 
 
 class Paddle(NamedTuple):
-    """What importing Paddle in a process of its own gave: ``error`` is empty, or the last line of its complaint."""
+    """What importing Paddle in a process of its own gave.
+
+    ``error`` is empty, or the last line of its complaint; ``enabled``: whether the import alone enabled the extension.
+    """
 
     version: str = ""
     gpu: bool = False
     count: int = 0
     error: str = ""
+    enabled: bool = False
+
+
+class Activation(NamedTuple):
+    """How a script that does not call ``enable()`` gets the extension: the variable's value, where its .pth is, if anywhere."""
+
+    variable: str = ""
+    pth: str = ""
 
 
 class Found(NamedTuple):
@@ -43,6 +60,7 @@ class Found(NamedTuple):
     python: Tuple[int, ...]
     packages: Dict[str, str]
     paddle: Optional[Paddle]
+    activation: Activation = Activation()
 
 
 class Finding(NamedTuple):
@@ -85,7 +103,9 @@ def look() -> Found:
             packages[name] = metadata.version(name) or "unknown"
         except metadata.PackageNotFoundError:
             pass
-    return Found(tuple(sys.version_info[:3]), packages, _try_import())
+    folders = [*site.getsitepackages(), site.getusersitepackages()]  # Python reads a .pth nowhere else
+    pth = next((str(Path(folder, PTH)) for folder in folders if Path(folder, PTH).is_file()), "")
+    return Found(tuple(sys.version_info[:3]), packages, _try_import(), Activation(os.environ.get(VARIABLE, ""), pth))
 
 
 def _try_import() -> Optional[Paddle]:
@@ -114,7 +134,7 @@ def numbers(version: str) -> Tuple[int, ...]:
 
 def diagnose(found: Found) -> List[Finding]:
     """The report on what was found."""
-    findings = [_python(found), _numpy(found), _protobuf(found), *_paddle(found), _pictures(found)]
+    findings = [_python(found), _numpy(found), _protobuf(found), *_paddle(found), _pictures(found), _activation(found)]
     broken = any(f.mark == "PROBLEM" for f in findings)
     planning = "planning (python -m paddle_vpp_ext plan)"
     if "numpy" not in found.packages:
@@ -191,6 +211,25 @@ def _device(paddle):
     if paddle.gpu and paddle.count:
         return f"{paddle.count} GPU{'s' * (paddle.count > 1)} (NCCL)"
     return "CPU (gloo)"
+
+
+def _activation(found):
+    """Which way a script gets the extension here."""
+    value, pth = found.activation
+    try:
+        wanted = is_wanted({VARIABLE: value})
+    except ValueError as error:
+        return Finding("PROBLEM", f"activation: {error}", f"export {VARIABLE}=1")
+    others = "paddle_vpp_ext.enable() in the script or paddle-vpp run"
+    if not wanted:
+        return Finding("ok", f"activation: by {others}" + (f"; {VARIABLE}=1 would do, but is not set" if pth else ""))
+    if found.paddle and found.paddle.enabled:
+        return Finding("ok", f"activation: {VARIABLE}=1, every script that imports Paddle gets the extension")
+    if not pth:
+        return Finding("PROBLEM", f"activation: {VARIABLE}=1 has no effect: {PTH} is not in site-packages",
+                       f"install the package with pip, or use {others}")
+    return Finding("PROBLEM", f"activation: {VARIABLE}=1 and {pth} are there, but importing Paddle does not enable the extension",
+                   "solve the other problems listed here first; python -S reads no .pth files")
 
 
 def _pictures(found):

@@ -77,6 +77,7 @@ def test_install_and_uninstall_are_idempotent_and_restore(monkeypatch):
             paddle.device.cuda.synchronize,
             hasattr(paddle.distributed.ParallelEnv, "_device_id"),
             os.environ.get("PADDLE_DISTRI_BACKEND"),
+            paddle.Tensor.cuda,
         )
 
     cpu.uninstall()
@@ -88,3 +89,35 @@ def test_install_and_uninstall_are_idempotent_and_restore(monkeypatch):
     cpu.uninstall()
     cpu.uninstall()
     assert state() == before
+
+
+def cuda_called_from(module, tensor):
+    """What a tensor's ``cuda()`` gives to a function of a module of this name."""
+    names = {"__name__": module}
+    exec("def call(tensor):\n    return tensor.cuda()", names)
+    return names["call"](tensor)
+
+
+@pytest.mark.parametrize("module", ["paddle.distributed.flex_checkpoint.dcp.resharder", "paddle.distributed.checkpoint.load_state_dict"])
+def test_paddles_checkpoint_code_gets_a_copy_where_it_asks_for_a_gpu(module):
+    tensor = paddle.ones([3])
+    tensor.stop_gradient = False
+    cpu.install()
+    try:
+        copy = cuda_called_from(module, tensor)
+    finally:
+        cpu.uninstall()
+    assert copy.place.is_cpu_place() and not copy.stop_gradient
+    copy.stop_gradient = True
+    copy.zero_()
+    assert tensor.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_script_that_asks_for_a_gpu_hears_what_it_heard_before(monkeypatch):
+    # Paddle's own answer is an exception in one release, and the end of the process in another.
+    monkeypatch.setattr(paddle.Tensor, "cuda", lambda self: "Paddle's answer")
+    cpu.install()
+    try:
+        assert cuda_called_from("train", paddle.ones([3])) == "Paddle's answer"
+    finally:
+        cpu.uninstall()
