@@ -7,11 +7,14 @@ import contextlib
 import resource
 import statistics
 import sys
+import tempfile
 import time
+from typing import NamedTuple
 
 from paddle_vpp_ext.schedule.costs import Costs
 from paddle_vpp_ext.schedule.plan import make_plan
 from paddle_vpp_ext.schedule.search import search
+from paddle_vpp_ext.tools import recorded
 
 NOTHING = Costs(0.0, 0.0, 0.0)
 
@@ -96,6 +99,12 @@ class Bench:
         optimizer = self.paddle.optimizer.SGD(0.0, parameters=model.parameters())
         return self.fleet.distributed_model(model), self.fleet.distributed_optimizer(optimizer)
 
+    def agreed(self, value):
+        """The first rank's ``value``, on all."""
+        everybody = []
+        self.paddle.distributed.all_gather_object(everybody, value)
+        return everybody[0]
+
     def step_times(self, engines, steps, warm=1):
         """{name: median seconds of a step}, ``warm`` steps each before."""
         times = {name: [] for name in engines}
@@ -131,50 +140,60 @@ def sleeping_table(steps=5, forward_ms=10, backward_ms=20, num_chunks=2):
 UNEVEN = (0.8, 1.1, 0.9, 1.2, 1.0, 0.85, 1.15, 1.6)
 
 
-def schedule_table(steps=5, ms=10, num_chunks=2, m=8):
+class Own(NamedTuple):
+    """The engine's own time in recorded steps, in milliseconds: per action, and per step before its first and after its last."""
+
+    action: float
+    step: float
+
+
+def schedule_table(steps=6, ms=10, num_chunks=2, m=8):
     """Each schedule's step beside its simulation, when F, I and W of each chunk sleep.
 
-    Beside what is asked for, a nap is late by a little, and the engine takes its own time for each action, which is that
-    of the same engine with empty layers.
+    Simulated are the naps, and the naps with what the engine was measured to take: its own time per action and step,
+    and a hop. Paddle's own engine cannot be recorded and gets the own time of ours with the same schedule.
     """
-    own = _own_ms(m, num_chunks)
-    late = _lateness_ms(ms)
-    yield f"a nap of {ms} ms is late by {late:.2f} ms; the engine's own time per action, ms: " + ", ".join(
-        f"{name} {of_one:.2f}" for name, of_one in own.items()
-    )
-    yield f"{'':12} {'':18} {'step ms':>8} {'simulated':>10} {'with own time':>14} {'step over it':>13}"
+    yield f"{'':12} {'':18} {'step ms':>8} {'naps simulated':>15} {'own ms/action':>14} {'with own time':>14} {'step over that':>15}"
     for title, factors in (("even parts", (1.0,) * len(UNEVEN)), ("uneven parts", UNEVEN)):
-        bench = Bench(_naps([ms * factor for factor in factors]), num_chunks)
-        engines = {name: bench.engine(name, m) for name in (*own, "auto:profile=2")}
-        for name, seconds in bench.step_times(engines, steps, warm=2).items():
-            plan = make_plan("VPP", bench.num_stages, num_chunks, m) if name == "paddle" else engines[name][0].plan()
-            more = late + own.get(name, own["ZBVPP"])
-            simulated, expected = (
-                plan.simulate(_naps([ms * factor + extra for factor in factors])).makespan for extra in (0.0, more)
+        bench = Bench(_naps(factors, ms), num_chunks)
+        with tempfile.TemporaryDirectory() as own_folder:
+            folder = bench.agreed(own_folder)
+            names = ["VPP:groups=first", "VPP:groups=even", "ZBVPP:groups=even", "auto:profile=2"]
+            engines = {"Paddle's own": bench.engine("paddle", m)}
+            engines.update({name: bench.engine(f"{name},trace={folder}/{k}", m) for k, name in enumerate(names)})
+            times = bench.step_times(engines, steps, warm=3)
+            bench.paddle.distributed.barrier()  # all ranks have written
+            own = {name: _own(f"{folder}/{k}", bench, factors, ms, times[name]) for k, name in enumerate(names)}
+            bench.paddle.distributed.barrier()
+        own["Paddle's own"] = own[names[0]]
+        hop = engines[names[-1]][0].measured_costs.hop
+        for name, seconds in times.items():
+            plan = engines[name if name in names else names[0]][0].plan()
+            naps = plan.simulate(_naps(factors, ms)).makespan
+            expected = plan.simulate(_naps(factors, ms, own[name].action, hop)).makespan + own[name].step
+            yield (
+                f"{title:12} {name:18} {seconds * 1e3:8.1f} {naps:15.1f} {own[name].action:14.2f} {expected:14.1f} "
+                f"{seconds * 1e3 / expected:15.3f}"
             )
-            yield f"{title:12} {name:18} {seconds * 1e3:8.1f} {simulated:10.1f} {expected:14.1f} {seconds * 1e3 / expected:13.3f}"
 
 
-def _naps(times):
-    return Costs(times, times, times)
+def _naps(factors, ms, more=0.0, hop=0.0):
+    times = [ms * factor + more for factor in factors]
+    return Costs(times, times, times, hop)
 
 
-def _own_ms(m, num_chunks, steps=30):
-    """{schedule: the engine's own milliseconds for an action}, of steps with empty layers."""
-    bench = Bench(NOTHING, num_chunks)
-    engines = {name: bench.engine(name, m) for name in ("paddle", "VPP:groups=first", "VPP:groups=even", "ZBVPP")}
-    actions = {name: 2 * m * num_chunks if name == "paddle" else len(engines[name][0].plan().orders[0]) for name in engines}
-    return {name: seconds * 1e3 / actions[name] for name, seconds in bench.step_times(engines, steps).items()}
-
-
-def _lateness_ms(ms, naps=20):
-    """By how much a nap takes longer than asked for."""
-    times = []
-    for _ in range(naps):
-        start = time.perf_counter()
-        time.sleep(ms / 1e3)
-        times.append((time.perf_counter() - start) * 1e3 - ms)
-    return statistics.median(times)
+def _own(folder, bench, factors, ms, seconds):
+    """The engine's own time in the steps that took ``seconds``, the mean of all ranks."""
+    steps = [step for step in recorded.load(folder)[0].steps.values() if step[0].training][3:]
+    own = actions = 0.0
+    for rank, account in enumerate(recorded.accounts(steps)):
+        blocks = [block for step in steps for block in step[rank].blocks]
+        parts = lambda block: 2 if block.kind == "B" else 1
+        naps = sum(ms * factors[block.chunk * bench.num_stages + rank] * parts(block) for block in blocks)
+        own += (account.compute + account.other) * 1e3 - naps
+        actions += sum(map(parts, blocks))
+    spans = [max(b.end for b in rows) - min(b.start for b in rows) for rows in map(recorded.rows_of, steps)]
+    return Own(own / actions, (seconds - statistics.median(spans)) * 1e3)
 
 
 def hop_table(steps=5, forward_ms=10, backward_ms=20, num_chunks=2, hop_ms=5, m=8):
