@@ -5,7 +5,7 @@ In order of precedence: the environment variables PADDLE_VPP_SCHEDULE and PADDLE
 ``strategy.hybrid_configs["pp_configs"]``.
 """
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Mapping, NamedTuple
 
 from .schedule.registry import SCHEDULES, read_path, read_switch

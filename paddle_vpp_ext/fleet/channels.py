@@ -8,14 +8,11 @@ a TCP connection of its own. Like gloo it sends what it is given, unencrypted.
 
 import collections
 import contextlib
-import ctypes
 import functools
 import logging
-import math
 import os
 import queue
 import secrets
-import select
 import socket
 import struct
 import threading
@@ -25,21 +22,15 @@ import weakref
 import paddle
 
 from . import cpu
-
-try:
-    import fcntl
-except ImportError:  # not a Unix
-    fcntl = None
+from .wire import has_room, listen, receive_into, receive_tensor, send_tensor, tune
 
 KINDS = {"F": "activation", "B": "gradient"}
 
 _logger = logging.getLogger("paddle_vpp_ext")
 _HELLO = struct.Struct("!16sIs")  # the receiver's token, the sender's global rank, the kind
-_LENGTH = struct.Struct("!Q")  # goes before the bytes of each tensor
 _SETUP_TIMEOUT = 60.0  # seconds for the connections, once all processes have come
 _TICK = 1.0  # seconds between two calls of on_tick
 _SMALL = 64 * 1024  # bytes that take less time than a change of thread
-_SIOCOUTQ = 0x5411  # Linux: bytes that are sent and not acknowledged yet
 
 _Key = collections.namedtuple("_Key", "source destination kind")  # stage, stage, "F" or "B"
 
@@ -167,7 +158,7 @@ class Channels:
         outgoing = [key for key in keys if key.source == self.stage]
         incoming = {(self.ranks[key.source], key.kind): key for key in keys if key.destination == self.stage}
         token = secrets.token_bytes(16)  # so that nobody is taken for a neighbour by accident
-        with contextlib.closing(_listen(cpu.own_host(), len(incoming))) as listener:
+        with contextlib.closing(listen(cpu.own_host(), len(incoming))) as listener:
             address = f"{cpu.own_host()} {listener.getsockname()[1]} {token.hex()}"
             addresses = cpu.gather("channels", self.ranks, address, self._timeout)
             deadline = time.monotonic() + _SETUP_TIMEOUT
@@ -198,7 +189,7 @@ class Channels:
             f"rank {self.rank} (stage {self.stage}): {'send' if outgoing else 'receive'} of {KINDS[key.kind]} "
             f"({key.kind}) {'to' if outgoing else 'from'} stage {peer} (rank {self.ranks[peer]})"
         )
-        _tune(sock)
+        tune(sock)
         self._channels[key] = (_Outgoing if outgoing else _Incoming)(what, sock, self._timeout)
 
 
@@ -340,7 +331,7 @@ class _Outgoing(_Channel):
         if small is False or self._jobs or self._closed or not self._running.acquire(blocking=False):
             return False
         try:
-            if self._jobs or self._first_failure is not None or not _has_room(self._sock, small):
+            if self._jobs or self._first_failure is not None or not has_room(self._sock, small):
                 return False
             with paddle.no_grad():
                 self._run_job(job, ticket, None)
@@ -349,7 +340,7 @@ class _Outgoing(_Channel):
             self._running.release()
 
     def _transfer(self, limit, tensor):
-        _send_tensor(self._sock, tensor)
+        send_tensor(self._sock, tensor)
 
 
 class _Incoming(_Channel):
@@ -368,7 +359,7 @@ class _Incoming(_Channel):
         return ticket.done()
 
     def _transfer(self, limit, tensor):
-        _receive_tensor(self._sock, tensor, limit)
+        receive_tensor(self._sock, tensor, limit)
 
 
 def _with_cause(error, cause):
@@ -385,104 +376,15 @@ def _keys(num_stages):
     return [_Key(a, b, "F") for a, b in hops] + [_Key(b, a, "B") for a, b in hops]
 
 
-# ---- sockets --------------------------------------------------------------------------------------------------------
-
-
-def _listen(host, backlog):
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, 0), family=family, backlog=max(1, backlog))
-
-
 def _read_hello(sock, token):
     """(rank, kind) of who has connected, or None if it is no neighbour of ours."""
     try:
         sock.settimeout(10.0)
         data = bytearray(_HELLO.size)
-        _receive_into(sock, memoryview(data))
+        receive_into(sock, memoryview(data))
     except OSError:
         return None
     their_token, rank, kind = _HELLO.unpack(data)
     if not secrets.compare_digest(their_token, token):
         return None
     return rank, kind.decode("ascii", "replace")
-
-
-def _tune(sock):
-    sock.settimeout(None)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A process that dies closes its connections; a machine that dies does not: then these find out in half a minute.
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-
-
-def _send_tensor(sock, tensor):
-    if not tensor.is_contiguous():
-        tensor = tensor.contiguous()
-    data = _memory_of(tensor)
-    head = _LENGTH.pack(len(data))
-    sent = sock.sendmsg([head, data])  # in one packet, if it is small
-    if sent < len(head):
-        sock.sendall(head[sent:])
-        sent = len(head)
-    if sent < len(head) + len(data):
-        sock.sendall(data[sent - len(head) :])
-
-
-def _receive_tensor(sock, tensor, limit):
-    if not tensor.is_contiguous():
-        raise ValueError("a tensor to be filled must be contiguous")
-    data = _memory_of(tensor)
-    head = bytearray(_LENGTH.size)
-    count = _receive_some(sock, [head, data] if len(data) else [head], limit)  # in one call, if all is there
-    if count < len(head):
-        _receive_into(sock, memoryview(head)[count:], limit)
-        count = len(head)
-    (length,) = _LENGTH.unpack(head)
-    if length != len(data):
-        raise ValueError(
-            f"the sent tensor has {length} bytes, the one to be filled {len(data)} "
-            f"(shape {list(tensor.shape)}, {tensor.dtype})"
-        )
-    _receive_into(sock, data[count - len(head) :], limit)
-
-
-def _receive_into(sock, data, limit=None):
-    """Fill `data`; `limit` is that of a waiting caller, None in a thread that may block for ever."""
-    while len(data):
-        data = data[_receive_some(sock, [data], limit) :]
-
-
-def _receive_some(sock, buffers, limit):
-    """Receive into the buffers, one after the other, as much as is there; wait until something is."""
-    while True:
-        try:
-            count = sock.recvmsg_into(buffers, 0, socket.MSG_WAITALL if limit is None else socket.MSG_DONTWAIT)[0]
-        except BlockingIOError:
-            if not select.select([sock], [], [], limit.until_tick())[0]:
-                limit.tick()
-            continue
-        if count == 0:
-            raise ConnectionError("the other process has ended or closed the connection")
-        return count
-
-
-def _has_room(sock, size):
-    """Whether the connection takes that many bytes without blocking. Known on Linux, elsewhere taken for no."""
-    try:
-        unsent = struct.unpack("i", fcntl.ioctl(sock, _SIOCOUTQ, b"\0" * 4))[0]
-    except (OSError, AttributeError):
-        return False
-    # What it holds may take several times its size in the kernel.
-    return 4 * (unsent + size) <= sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-
-
-def _memory_of(tensor):
-    """The memory of a contiguous CPU tensor of any dtype, as bytes and without a copy."""
-    if not tensor.place.is_cpu_place():
-        raise ValueError(f"only tensors in CPU memory can be transferred, not one on {tensor.place}")
-    size = math.prod(tensor.shape) * tensor.element_size()
-    if size == 0:
-        return memoryview(b"")
-    return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")

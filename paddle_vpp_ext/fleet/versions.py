@@ -135,8 +135,6 @@ def view_of(tensor):
     ``Tensor.view`` has no backward on 2.6, and on 3.0 none that allows a change in place; an identity transpose
     works in all releases. Without amp, which would cast it; without elements, where 2.6 crashes, the tensor itself.
     """
-    import paddle
-
     if 0 in tensor.shape:
         return tensor
     with without_amp():

@@ -48,7 +48,7 @@ class Network:
         """Fills ``duration``, ``need`` (the number that an action waits for, or -1), ``lag``, ``tail``, ``stream``, ``change``."""
         if self._built:
             return self
-        p, m, n, kinds = self.num_stages, self.accumulate_steps, self.num_parts, len(self.kinds)
+        m, n, kinds = self.accumulate_steps, self.num_parts, len(self.kinds)
         per_stream = lambda rows: np.repeat(np.concatenate(rows), m)
         size = np.array(self.room.size)
         number = np.arange(n * m)

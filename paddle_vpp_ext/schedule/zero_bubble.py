@@ -6,9 +6,8 @@ An activation is held from its forward to its W: I frees nothing.
 from heapq import heappop, heappush
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-from .action import Action, Order
+from .action import Order
 from .costs import UNIT, Costs
-from .grouping import even
 from .interleave import backward_sequence, forward_sequence
 from .network import INFINITE, Network, Numbers, Room
 

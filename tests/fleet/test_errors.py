@@ -1,5 +1,4 @@
 """A mistake of the user's is a clear error, on all ranks, before anything can hang."""
-import os
 import pathlib
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import pytest
 from paddle import nn
 from paddle.distributed.fleet.meta_parallel import LayerDesc, SharedLayerDesc
 
-from pool import ROOT, environment, get_pool, reserved_endpoints
+from pool import environment, get_pool, reserved_endpoints
 from training import WIDTH, Block, batch, build, set_options
 
 P, V, M = 3, 2, 4

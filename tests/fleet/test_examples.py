@@ -1,6 +1,5 @@
 """The examples run as the README says, under Paddle's own launcher."""
 import os
-import pathlib
 import re
 import subprocess
 import sys

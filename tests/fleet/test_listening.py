@@ -4,7 +4,6 @@ import os
 import pathlib
 import re
 
-import paddle
 
 import paddle_vpp_ext
 from paddle.distributed.fleet.meta_parallel import LayerDesc
@@ -52,19 +51,19 @@ def listening():
 
 def listen_while_an_engine_is_made():
     before, opened = listening(), []
-    listen = channels._listen
+    listen = channels.listen
 
     def noted(host, backlog):
         sock = listen(host, backlog)
         opened.append((sock.getsockname()[0], listening() - before))
         return sock
 
-    channels._listen = noted
+    channels.listen = noted
     try:
         engine, optimizer = build([LayerDesc(Block) for _ in range(4)], 2, "VPP", 4)
         engine.train_batch(list(batch(0, 8)), optimizer)
     finally:
-        channels._listen = listen
+        channels.listen = listen
     return cpu.own_host(), opened, len(listening() - before)
 
 

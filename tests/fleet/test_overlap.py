@@ -24,7 +24,6 @@ from training import (
     merged,
     named_layers,
     set_options,
-    weights,
 )
 
 

@@ -62,3 +62,28 @@ def test_ranks_that_register_different_schedules_find_out_when_the_model_is_wrap
     with pytest.raises(WorkerError) as caught:
         get_pool(2).run(wrap_different_ones, ["F0.0 F0.1 B0.0 B0.1", "F0.0 B0.0 F0.1 B0.1"], timeout=30)
     assert str(caught.value).count("the ranks of the pipeline disagree when the model is wrapped") == 2
+
+
+def step_with_different_plans():
+    """What a step with m=2 says, where rank 0 has another order for it, one with m=3, where the function fails, and the loss of one with m=1."""
+    import paddle
+
+    mine = ["F0.0 F0.1 B0.0 B0.1", "F0.0 B0.0 F0.1 B0.1"][paddle.distributed.get_rank()]
+    paddle_vpp_ext.register_schedule("Later", lambda p, v, m: [{1: "F0.0 B0.0", 2: mine}[m]] * p)
+    engine, optimizer = build(descs(2), 1, "Later", accumulate_steps=1)
+    texts = []
+    for m in (2, 3):
+        engine.accumulate_steps = m
+        with pytest.raises(ValueError) as caught:
+            engine.train_batch(list(batch(0, 2 * m)), optimizer)
+        texts.append(str(caught.value))
+    engine.accumulate_steps = 1
+    return texts, engine.train_batch(list(batch(0, 2)), optimizer).item()
+
+
+def test_a_plan_that_differs_or_cannot_be_made_is_told_before_the_step_and_the_next_one_works():
+    expected = OneProcess(descs(2)).step(cut(batch(0, 2), 1)).item()
+    for (different, impossible), loss in get_pool(2).run(step_with_different_plans, timeout=30):
+        assert "the ranks of the pipeline disagree on the step:\n  plan: rank 0: " in different
+        assert "schedule Later, called with p=2, V=1, m=3, failed with KeyError" in impossible
+        assert loss == expected

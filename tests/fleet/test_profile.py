@@ -5,7 +5,6 @@ import time
 import numpy as np
 import paddle
 import pytest
-from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc
 
 from paddle_vpp_ext.fleet.profile import SENT, GpuMeter, Mark, Sample, joined, summary

@@ -4,7 +4,6 @@ import json
 import os
 import threading
 
-import paddle
 import pytest
 
 from paddle_vpp_ext.config import parse_schedule, read_options

@@ -14,7 +14,6 @@ from training import (
     batch,
     build,
     cut,
-    gradients,
     mean_square,
     merged,
     named_layers,
