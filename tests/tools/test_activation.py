@@ -169,7 +169,7 @@ def test_doctor_tries_it(command, tmp_path):
     """In the process that imports Paddle, by the line that Python would read."""
     (tmp_path / "paddle.py").write_text(
         "__version__ = '3.3.1'\nis_compiled_with_cuda = lambda: False\n"
-        "import sys, types\nours = types.ModuleType('ours')\nours.is_enabled = lambda: True\n"
+        "import sys, types\nours = types.ModuleType('ours')\nours.enable, ours.is_enabled = lambda: None, lambda: True\n"
         "sys.modules['paddle_vpp_ext.fleet.selector'] = ours\n", encoding="utf-8"
     )
     done = command("doctor", before=[tmp_path], PADDLE_VPP_EXT="1")
