@@ -22,7 +22,7 @@ def python(tmp_path):
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
     these = [path for path in [*site.getsitepackages(), site.getusersitepackages()] if Path(path).is_dir()]
     (packages / "__editable__.pth").write_text("\n".join([str(pool.ROOT), *these]) + "\n", encoding="utf-8")
-    shutil.copy(pool.ROOT / PTH, packages)
+    shutil.copy(pool.ROOT / "paddle_vpp_ext" / PTH, packages)
     return folder / "bin" / "python"
 
 

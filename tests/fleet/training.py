@@ -34,6 +34,9 @@ class Model(PipelineLayer):
         )
 
 
+_before = {}  # flags that an earlier call has set, as they were: the workers' strategy outlives a test
+
+
 def set_options(schedule="1F1B", accumulate_steps=1, micro_batch_size=2, **pp_configs):
     """What ``strategy`` would have at fleet.init; the workers have called that already."""
     strategy = fleet.fleet._user_defined_strategy
@@ -43,7 +46,10 @@ def set_options(schedule="1F1B", accumulate_steps=1, micro_batch_size=2, **pp_co
         "micro_batch_size": micro_batch_size,
     }
     flags = strategy.hybrid_configs["pp_configs"]
+    for name in list(_before):
+        setattr(flags, name, _before.pop(name))
     for name, value in pp_configs.items():
+        _before[name] = getattr(flags, name)
         setattr(flags, name, value)
 
 
