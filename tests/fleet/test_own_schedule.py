@@ -7,6 +7,8 @@ from pool import WorkerError, get_pool
 from test_gradients import descs, pipeline_steps
 from training import OneProcess, assert_same_bits, batch, build, cut, gradients, merged
 
+pytestmark = pytest.mark.one_release  # of our own orders: no release of Paddle differs
+
 
 def by_registered(num_layers, num_chunks, micro_batches):
     import paddle_vpp_ext.examples.own_schedule  # noqa: F401, registers Waves

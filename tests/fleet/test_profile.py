@@ -84,16 +84,16 @@ def check_losses(per_rank, expected):
 
 def test_steps_are_measured_and_planned_anew_with_the_same_losses(tmp_path):
     saved = tmp_path / "costs.json"
-    micro_batches = (7, 0, 7, 7, 4, 0, 7)  # the third training step is the last that is measured
-    slow = {7}
-    per_rank = get_pool(4).run(train, 8, slow, 2, f"auto:profile=3,save={saved}", micro_batches, timeout=120)
-    check_losses(per_rank, expected_losses(8, slow, micro_batches))
+    micro_batches = (5, 0, 5, 5, 3, 0, 5)  # the third training step is the last that is measured
+    slow = {5}
+    per_rank = get_pool(3).run(train, 6, slow, 2, f"auto:profile=3,save={saved}", micro_batches, timeout=120)
+    check_losses(per_rank, expected_losses(6, slow, micro_batches))
     costs = per_rank[0][1]
     assert all(other[1] == costs and other[2] == per_rank[0][2] for other in per_rank)
     assert Costs.load(saved) == costs
-    assert costs.forward[7] >= 1e3 * SLOW > 2 * max(costs.forward[:7])
+    assert costs.forward[5] >= 1e3 * SLOW > 2 * max(costs.forward[:5])
     assert costs.hop > 0
-    assert list(costs.message) == [ROWS * WIDTH * 4] * 7 + [0]
+    assert list(costs.message) == [ROWS * WIDTH * 4] * 5 + [0]
     digests = per_rank[0][2]
     assert digests[0] == digests[2] != digests[3] == digests[6]
     log = [text for text in per_rank[0][3] if "goes on with" in text]
@@ -102,27 +102,27 @@ def test_steps_are_measured_and_planned_anew_with_the_same_losses(tmp_path):
 
 
 def test_a_limit_in_which_nothing_fits_leaves_the_order_as_it_was():
-    micro_batches = (5, 5, 5)
-    per_rank = get_pool(4).run(train, 8, (), 2, "auto:profile=1,memory=1B", micro_batches)
-    check_losses(per_rank, expected_losses(8, (), micro_batches))
+    micro_batches = (4, 4, 4)
+    per_rank = get_pool(3).run(train, 6, (), 2, "auto:profile=1,memory=1B", micro_batches)
+    check_losses(per_rank, expected_losses(6, (), micro_batches))
     for _, costs, digests, log in per_rank:
         assert costs is None and len(set(digests)) == 1
         assert any("memory=" in text and "too small" in text for text in log)
 
 
 def test_a_limit_in_bytes_is_kept_by_measured_activations():
-    micro_batches = (6, 6)
-    per_rank = get_pool(4).run(train, 8, (), 2, "auto:profile=1,memory=1MiB", micro_batches)
-    check_losses(per_rank, expected_losses(8, (), micro_batches))
+    micro_batches = (4, 4)
+    per_rank = get_pool(3).run(train, 6, (), 2, "auto:profile=1,memory=1MiB", micro_batches)
+    check_losses(per_rank, expected_losses(6, (), micro_batches))
     costs = per_rank[0][1]
     size = ROWS * WIDTH * 4  # a block keeps its input and its output, which the backward of tanh needs
-    assert list(costs.activation[1:7]) == [2 * size] * 6
+    assert list(costs.activation[1:5]) == [2 * size] * 4
 
 
 def test_a_step_that_failed_is_not_counted():
-    micro_batches = (5, 5, 5)
-    per_rank = get_pool(4).run(train, 8, (), 2, "auto:profile=2", micro_batches, 1, timeout=120)
-    check_losses(per_rank, expected_losses(8, (), micro_batches))
+    micro_batches = (4, 4, 4)
+    per_rank = get_pool(3).run(train, 6, (), 2, "auto:profile=2", micro_batches, 1, timeout=120)
+    check_losses(per_rank, expected_losses(6, (), micro_batches))
     for _, costs, digests, _ in per_rank:
         assert costs is not None and digests[0] != digests[1]
 
@@ -132,7 +132,7 @@ def test_options_that_do_not_go_together_are_told_when_the_model_is_wrapped(tmp_
     path = tmp_path / "costs.json"
     Costs(forward=2.0).save(path)
     with pytest.raises(WorkerError, match=message):
-        get_pool(2).run(train, 4, (), 2, "auto:" + options.format(path), (4,))
+        get_pool(3).run(train, 6, (), 2, "auto:" + options.format(path), (4,))
 
 
 class Clock:
