@@ -203,6 +203,11 @@ def _form_of(tensor):
 Message = Union[Tuple[Signature, List[paddle.Tensor]], List[paddle.Tensor]]
 
 
+def tensors_of(message: Message) -> List[paddle.Tensor]:
+    """The tensors of what arrives."""
+    return message if isinstance(message, list) else message[1]
+
+
 class Payload(NamedTuple):
     """What a stage hands over to be sent: the tensors, and the header that has to go first, if any."""
 
@@ -231,6 +236,6 @@ def receive_message(receive, boundaries: Boundaries, transfer: Transfer, message
         receive(data)
         boundaries.learn(transfer, Signature.decode(data.numpy()))
         message = boundaries.empty_message(transfer)
-    for tensor in message if isinstance(message, list) else message[1]:
+    for tensor in tensors_of(message):
         receive(tensor)
     return message

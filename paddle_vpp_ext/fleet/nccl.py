@@ -8,7 +8,7 @@ import paddle.distributed as dist
 
 from ..executor import Pending
 from ..schedule.flow import Transfer
-from .messages import Boundaries, Payload, receive_message, send_message
+from .messages import Boundaries, Payload, receive_message, send_message, tensors_of
 
 
 class NcclTransport:
@@ -61,7 +61,7 @@ class NcclTransport:
                 of(transfer).append(self._operation(dist.isend, tensor.contiguous(), transfer.kind, transfer.to_part))
         for transfer in receives:
             message = self._boundaries.empty_message(transfer)
-            for tensor in message if transfer.kind == "B" else message[1]:
+            for tensor in tensors_of(message):
                 of(transfer).append(self._operation(dist.irecv, tensor, transfer.kind, transfer.part))
             values.append(message)
         calls = {group: _Call(of_group) for group, of_group in operations.items()}

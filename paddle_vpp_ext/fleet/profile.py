@@ -9,7 +9,8 @@ from ..executor import Pending
 from ..log import logger
 from ..schedule.costs import Costs
 from ..schedule.flow import Transfer
-from .messages import Payload, byte_count
+from .messages import Payload, byte_count, tensors_of
+from .recording import device_wait
 
 # Times in Costs are milliseconds here.
 _MS = 1e3
@@ -33,9 +34,6 @@ class CpuMeter:
     def milliseconds(self, start: Mark, end: Mark) -> float:
         return (end.moment - start.moment) * _MS
 
-    def finish(self) -> None:
-        """Returns when the device has done all that it was given."""
-
 
 class GpuMeter:
     """Marks moments in the device's stream, by events; the host does not wait for them in the step."""
@@ -48,9 +46,6 @@ class GpuMeter:
     def milliseconds(self, start: Mark, end: Mark) -> float:
         end.moment.synchronize()
         return start.moment.elapsed_time(end.moment)
-
-    def finish(self) -> None:
-        paddle.device.synchronize()
 
 
 def meter():
@@ -83,7 +78,7 @@ class MeasuringStage:
         return getattr(self._stage, name)
 
     def forward(self, chunk, micro_batch, message):
-        return self._measured("F", chunk, message and message[1], lambda: self._stage.forward(chunk, micro_batch, message))
+        return self._measured("F", chunk, message, lambda: self._stage.forward(chunk, micro_batch, message))
 
     def backward(self, chunk, micro_batch, grads):
         input_grads = self._measured("I", chunk, grads, lambda: self._stage.backward_input(chunk, micro_batch, grads))
@@ -98,7 +93,7 @@ class MeasuringStage:
         start = self._meter.mark()
         payload = compute()
         end = self._meter.mark()
-        self.samples.append(Sample(kind, chunk, start, end, byte_count(received or ()), byte_count(payload.tensors if payload else ())))
+        self.samples.append(Sample(kind, chunk, start, end, byte_count(tensors_of(received) if received else ()), byte_count(payload.tensors if payload else ())))
         return payload
 
 
@@ -132,7 +127,7 @@ def joined(summaries: List[dict]) -> Costs:
     return Costs(**fields, hop=max(of_rank["hop"] or 0.0 for of_rank in summaries))
 
 
-def measure_hop(transport, boundaries, stage: int, num_stages: int, device_meter) -> Optional[float]:
+def measure_hop(transport, boundaries, stage: int, num_stages: int) -> Optional[float]:
     """Milliseconds of one transfer between this rank and its partner: half of an activation's and a gradient's round trip.
 
     Ranks 0 and 1 are partners, 2 and 3, and so on, with the messages of the first chunk; None for a rank without one.
@@ -141,7 +136,8 @@ def measure_hop(transport, boundaries, stage: int, num_stages: int, device_meter
     if part + 1 == num_stages:
         return None
     there, back = Transfer("F", part, 0), Transfer("B", part + 1, 0)
-    payload = lambda transfer: Payload(_tensors(transfer, boundaries.empty_message(transfer)))
+    payload = lambda transfer: Payload(tensors_of(boundaries.empty_message(transfer)))
+    finish = device_wait()
 
     def do(transfer, sends):
         pending = transport.exchange([(transfer, payload(transfer))], []) if sends else transport.exchange([], [transfer])
@@ -149,17 +145,13 @@ def measure_hop(transport, boundaries, stage: int, num_stages: int, device_meter
 
     times = []
     for _ in range(_ROUND_TRIPS + 1):
-        device_meter.finish()
+        finish()
         start = time.perf_counter()
         do(there, sends=stage == part)
         do(back, sends=stage != part)
-        device_meter.finish()
+        finish()
         times.append((time.perf_counter() - start) / 2 * _MS)
     return statistics.median(times[1:])
-
-
-def _tensors(transfer, message):
-    return message if transfer.kind == "B" else message[1]
 
 
 def _wait(pending: Pending):
@@ -199,7 +191,7 @@ class ProfiledSteps:
         samples = [sample for step in self._steps[1:] or self._steps for sample in step]
         mine = summary(samples, engine._num_chunks, self._meter)
         engine._transport.gather(None)  # partners start together
-        mine["hop"] = measure_hop(engine._transport, engine._boundaries, engine.stage_id, engine.num_stages, self._meter)
+        mine["hop"] = measure_hop(engine._transport, engine._boundaries, engine.stage_id, engine.num_stages)
         costs = joined(engine._transport.gather(mine))
         if self._save and engine.stage_id == 0:
             try:

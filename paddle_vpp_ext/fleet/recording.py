@@ -19,7 +19,7 @@ def now() -> float:
     return _WALL + time.perf_counter()
 
 
-def _device_wait():
+def device_wait():
     """What waits until the device has done all that it was given; on CPU there is nothing to wait for."""
     return paddle.device.synchronize if paddle.is_compiled_with_cuda() else lambda: None
 
@@ -35,7 +35,7 @@ class RecordingStage:
     def __init__(self, stage, rank: int):
         self._stage, self._rank = stage, rank
         self.blocks: List[Tuple] = []
-        self._synchronize = _device_wait()
+        self._synchronize = device_wait()
 
     def __getattr__(self, name):
         return getattr(self._stage, name)
@@ -80,7 +80,7 @@ class RecordingTransport:
         self._transport = transport
         self.waits: List[Tuple[Optional[Transfer], float, float]] = []
         self.posts: List[Tuple[Transfer, float]] = []
-        self._synchronize = _device_wait()
+        self._synchronize = device_wait()
 
     def __getattr__(self, name):
         return getattr(self._transport, name)

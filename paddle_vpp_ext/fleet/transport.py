@@ -10,7 +10,7 @@ from ..executor import Pending
 from ..schedule.flow import Transfer
 from .channels import Channels, Ticket
 from .failure import FailureBoard
-from .messages import Boundaries, Payload, byte_count, receive_message, send_message
+from .messages import Boundaries, Payload, byte_count, receive_message, send_message, tensors_of
 from .position import Position
 
 
@@ -55,7 +55,7 @@ class ChannelTransport:
         def job(receive):
             return receive_message(receive, self._boundaries, transfer, early)
 
-        size = None if early is None else byte_count(early if transfer.kind == "B" else early[1])
+        size = None if early is None else byte_count(tensors_of(early))
         peer = transfer.part % self._num_stages
         return self._waiting(self._channels.receive(peer, transfer.kind, job, size), ("receive", transfer), peer, early)
 

@@ -33,12 +33,7 @@ def has_flag(name):
 
 
 def wrap(schedule="VPP", m=M, descs=None, num_chunks=V, flags={}, **kwargs):
-    """As ``build``; the flags are off again for who comes next."""
-    try:
-        return build(descs or blocks(), num_chunks, schedule, m, **flags, **kwargs)
-    finally:
-        for name in flags:
-            setattr(fleet.fleet._user_defined_strategy.hybrid_configs["pp_configs"], name, False)
+    return build(descs or blocks(), num_chunks, schedule, m, **flags, **kwargs)
 
 
 # ---- GradScaler

@@ -43,14 +43,9 @@ def data(step, which, m=M):
 
 def train(schedule, num_chunks, flags, hole, steps, delay=False):
     """Losses, weights, and the chunks that have buffers."""
-    pp_configs = fleet.fleet._user_defined_strategy.hybrid_configs["pp_configs"]
-    try:
-        engine, _ = build(descs(hole), num_chunks, schedule, steps[0], seg_method="layer:Block|Same", **flags)
-        optimizer = paddle.optimizer.Momentum(0.1, parameters=engine.parameters(), grad_clip=nn.ClipGradByGlobalNorm(0.05))
-        optimizer = fleet.distributed_optimizer(optimizer)
-    finally:
-        for name in flags:
-            setattr(pp_configs, name, False)
+    engine, _ = build(descs(hole), num_chunks, schedule, steps[0], seg_method="layer:Block|Same", **flags)
+    optimizer = paddle.optimizer.Momentum(0.1, parameters=engine.parameters(), grad_clip=nn.ClipGradByGlobalNorm(0.05))
+    optimizer = fleet.distributed_optimizer(optimizer)
     losses = []
     for step, m in enumerate(steps):
         engine.accumulate_steps = m
@@ -115,12 +110,8 @@ STAGES, CHUNKS = 3, 2
 
 
 def train_three_stages(kind, schedule, overlap):
-    flag = f"{kind}_comm_overlap"
-    try:
-        engine, _ = build([LayerDesc(Block)] * (STAGES * CHUNKS), CHUNKS, schedule, M, **{flag: overlap})
-        optimizer = fleet.distributed_optimizer(paddle.optimizer.Momentum(0.1, parameters=engine.parameters()))
-    finally:
-        setattr(fleet.fleet._user_defined_strategy.hybrid_configs["pp_configs"], flag, False)
+    engine, _ = build([LayerDesc(Block)] * (STAGES * CHUNKS), CHUNKS, schedule, M, **{f"{kind}_comm_overlap": overlap})
+    optimizer = fleet.distributed_optimizer(paddle.optimizer.Momentum(0.1, parameters=engine.parameters()))
     losses = []
     for step, m in enumerate((M, 2, 7)):
         engine.accumulate_steps = m

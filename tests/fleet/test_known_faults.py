@@ -70,12 +70,7 @@ def has_flag(name):
 
 
 def balanced(m):
-    try:
-        return step_and_eval(blocks(8), 2, "1F1B", m, best_unbalanced_scheduler=True)
-    finally:
-        from paddle.distributed import fleet
-
-        fleet.fleet._user_defined_strategy.hybrid_configs["pp_configs"].best_unbalanced_scheduler = False
+    return step_and_eval(blocks(8), 2, "1F1B", m, best_unbalanced_scheduler=True)
 
 
 @pytest.mark.skipif(not has_flag("best_unbalanced_scheduler"), reason="this Paddle has no balanced scheduler")

@@ -86,11 +86,8 @@ def model_of(method, descs, loss_fn=mean_square, **kwargs):
 
 def wrap(method, descs, num_chunks, schedule, m, seg_method="layer:Block", loss_fn=mean_square, **flags):
     set_options(schedule, m, 2, **flags)
-    try:
-        model = model_of(method, descs, loss_fn, seg_method=seg_method, num_virtual_pipeline_stages=num_chunks)
-        return fleet.distributed_model(model)
-    finally:
-        set_options(schedule, m, 2, **dict.fromkeys(flags, False))
+    model = model_of(method, descs, loss_fn, seg_method=seg_method, num_virtual_pipeline_stages=num_chunks)
+    return fleet.distributed_model(model)
 
 
 def blocks(count):
