@@ -47,9 +47,9 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.9",
     packages=find_packages(include=["paddle_vpp_ext", "paddle_vpp_ext.*"]),
-    package_data={"paddle_vpp_ext": ["*.pth"], "paddle_vpp_ext.tools": ["html/*"]},
+    package_data={"paddle_vpp_ext": ["*.pth"], "paddle_vpp_ext.tools.draw": ["html/*"]},
     install_requires=["numpy"],
     extras_require=extras,
     cmdclass={"build_py": BuildWithActivation},
-    entry_points={"console_scripts": ["paddle-vpp=paddle_vpp_ext.tools.cli:main"]},
+    entry_points={"console_scripts": ["paddle-vpp=paddle_vpp_ext.tools.cli.main:main"]},
 )

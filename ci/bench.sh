@@ -6,6 +6,6 @@ source ci/environment.sh
 
 make_environment .venv
 pip install -q -e '.[cpu]'
-python -m paddle_vpp_ext.tools.bench plan
-OMP_NUM_THREADS=1 python -m paddle_vpp_ext.tools.bench split
-python -m paddle.distributed.launch --nproc_per_node 4 --log_dir output/bench paddle_vpp_ext/tools/bench.py steps
+python ci/bench/bench.py plan
+OMP_NUM_THREADS=1 python ci/bench/bench.py split
+python -m paddle.distributed.launch --nproc_per_node 4 --log_dir output/bench ci/bench/bench.py steps

@@ -1,7 +1,7 @@
 """``python -m paddle_vpp_ext``."""
 import sys
 
-from .tools.cli import main
+from .tools.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,8 +2,9 @@
 from collections import Counter, deque
 from typing import Any, List, NamedTuple, Optional, Protocol, Sequence, Tuple, Union
 
+from .instruments import Instruments
 from .schedule.action import Action
-from .schedule.flow import Exchange, Program, Transfer
+from .schedule.dependencies import Exchange, Program, Transfer
 
 
 class Stage(Protocol):
@@ -117,12 +118,28 @@ def resolve(program: Program, rank: int, num_stages: int, num_chunks: int, start
     return steps
 
 
+def split_backwards(steps: Sequence[Instruction]) -> List[Instruction]:
+    """The same program with each whole backward as I and, right after it, W: for measuring both. There are no pairs in it."""
+    split: List[Instruction] = []
+    for step in steps:
+        if type(step) is Step and step.action.kind == "B":
+            input_part, weight_part = (step.action._replace(kind=kind) for kind in "IW")
+            split += [Step(input_part, step.needs, step.makes, False), Step(weight_part, None, None, step.is_last_of_chunk)]
+        else:
+            split.append(step)
+    return split
+
+
 def _is_forward(instruction):
     return type(instruction) is Step and instruction.action.kind == "F"
 
 
 def run(
-    steps: Sequence[Instruction], stage: Stage, transport: Transport, overlap_pairs: bool = False, recent: Optional[deque] = None
+    steps: Sequence[Instruction],
+    stage: Stage,
+    transport: Transport,
+    overlap_pairs: bool = False,
+    look: Instruments = Instruments(),  # noqa: B008, it holds nothing
 ) -> None:
     """Runs one rank's resolved program.
 
@@ -130,48 +147,59 @@ def run(
     first out, with the exchange that sends it. On the last rank the forward queue holds the
     activations that wait for their turn at the wrap (the forward buffer queue), on the first
     rank the backward queue the gradients. Both are empty at the end. ``overlap_pairs``: the
-    transfers of a Pair run beside it, too. ``recent`` takes each instruction when it begins.
+    transfers of a Pair run beside it, too. ``look``: who looks on.
     """
-    begins = (deque(maxlen=1) if recent is None else recent).append
-    compute = {"F": stage.forward, "B": stage.backward, "I": getattr(stage, "backward_input", None)}
-    mail = Mail(stage, transport)
+    compute = {
+        "F": stage.forward,
+        "B": stage.backward,
+        "I": getattr(stage, "backward_input", None),
+        "W": lambda chunk, micro_batch, nothing: stage.backward_weight(chunk, micro_batch),
+    }
+    mail = Mail(stage, transport, look)
     for step in steps:
-        begins(step)
+        look.instruction(step)
         if type(step) is Exchange:
             mail.exchange(step.sends, step.receives)
         elif type(step) is Pair:
-            _run_pair(step, stage, mail, overlap_pairs)
+            _run_pair(step, stage, mail, overlap_pairs, look)
         else:
-            (kind, chunk, i), needs, makes, is_last_of_chunk = step
-            if kind == "W":
-                stage.backward_weight(chunk, i)
-            else:
-                mail.put(makes, compute[kind](chunk, i, mail.take(needs)))
-            if is_last_of_chunk:
-                stage.chunk_done(chunk)
+            _run_action(step, compute, mail, look)
+            if step.is_last_of_chunk:
+                stage.chunk_done(step.action.chunk)
             mail.retire()
     mail.retire(wait=True)
     mail.check_empty()
 
 
-def _run_pair(pair, stage, mail, overlap):
+def _run_action(step, compute, mail, look):
+    # A function of its own, so that what came in and went out is held no longer than this.
+    action, needs, makes, _ = step
+    kind, chunk, i = action
+    received = mail.take(needs)
+    look.before((action,))
+    made = compute[kind](chunk, i, received)
+    look.after((action,), (received,), (made,))
+    mail.put(makes, made)
+
+
+def _run_pair(pair, stage, mail, overlap, look):
     forward, backward, exchange = pair
+    actions = forward.action, backward.action
     comm = PairComm(pair, mail) if overlap else None
     take = mail.take_early if overlap else mail.take
-    outputs, input_grads = stage.overlapped(
-        forward.action, backward.action, take(forward.needs), take(backward.needs), comm
-    )
+    received = take(forward.needs), take(backward.needs)
+    look.before(actions)
+    made = stage.overlapped(*actions, *received, comm)
+    look.after(actions, received, made)
     if overlap:
-        comm.start("F", outputs)
-        comm.start("B", input_grads)
+        comm.start("F", made[0])
+        comm.start("B", made[1])
     else:
-        mail.put(forward.makes, outputs)
-        mail.put(backward.makes, input_grads)
+        mail.put(forward.makes, made[0])
+        mail.put(backward.makes, made[1])
         if exchange is not NO_EXCHANGE:
             mail.exchange(exchange.sends, exchange.receives)
-    if backward.is_last_of_chunk:
-        stage.chunk_done(backward.action.chunk)
-    mail.retire()
+    mail.retire()  # and no chunk is done: its last backward comes after the last forward
 
 
 class PairComm:
@@ -203,15 +231,15 @@ class PairComm:
 class Mail:
     """What a rank has made, sends, and receives in one step."""
 
-    def __init__(self, stage: Stage, transport: Transport):
-        self._stage, self._transport = stage, transport
+    def __init__(self, stage: Stage, transport: Transport, look: Instruments):
+        self._stage, self._transport, self._look = stage, transport, look
         self._made = {"F": deque(), "B": deque()}
         self._leaving = {"F": deque(), "B": deque()}
         self._arriving = {}
 
     def take(self, transfer: Optional[Transfer]) -> Any:
         """What ``transfer`` brought; waits for it."""
-        return self._arriving.pop(transfer).wait() if transfer else None
+        return self._wait(self._arriving.pop(transfer), transfer) if transfer else None
 
     def take_early(self, transfer: Optional[Transfer]) -> Any:
         """What ``transfer`` will have brought once it is taken; waits only where that is not known."""
@@ -230,25 +258,35 @@ class Mail:
 
     def exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> None:
         """Starts one exchange; with a blocking transport also waits for it."""
-        if not sends and not receives:
+        if not sends and not receives:  # of a pair's exchange, those of one kind
             return
         going = [_next(self._made[transfer.kind], transfer) for transfer in sends]
+        self._look.posting(going, receives)
         pending = self._transport.exchange(going, receives)
+        self._look.posted(going, receives)
         self._arriving.update(zip(receives, pending.receives))
         for ticket, (transfer, payload) in zip(pending.sends, going):
             self._leaving[transfer.kind].append((ticket, transfer, payload))
         if self._transport.blocking:
             self.retire(wait=True)
             for transfer, ticket in zip(receives, pending.receives):
-                self._arriving[transfer] = _Arrived(ticket.wait())
+                self._arriving[transfer] = _Arrived(self._wait(ticket, transfer))
 
     def retire(self, wait: bool = False) -> None:
         """Has the stage free what is sent; with ``wait`` everything."""
         for queue in self._leaving.values():
             while queue and (wait or queue[0][0].done()):
                 ticket, transfer, payload = queue.popleft()
-                ticket.wait()
+                self._wait(ticket, transfer)
+                self._look.freeing(transfer)
                 self._stage.sent(transfer, payload)
+                self._look.freed(transfer)
+
+    def _wait(self, ticket, transfer):
+        self._look.waiting(transfer)
+        value = ticket.wait()
+        self._look.waited(transfer)
+        return value
 
     def check_empty(self) -> None:
         """Nothing is left over at the end of a step."""

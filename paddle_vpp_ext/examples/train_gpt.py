@@ -199,16 +199,16 @@ def show(args, engine, text, optimizer):
     if engine.stage_id != 0:
         return
     from paddle_vpp_ext.schedule.costs import Costs
-    from paddle_vpp_ext.tools import picture, timeline, trace
+    from paddle_vpp_ext.tools.draw import picture, timeline, perfetto
 
-    run = timeline.from_zero(timeline.to_rows(blocks))
+    run = timeline.from_zero(timeline.to_timeline(blocks))
     mean = lambda kinds: float(np.mean([b.end - b.start for b in run if b.kind in kinds]))
     plan = timeline.from_plan(engine.plan(), Costs(forward=mean("F"), input_grad=mean("B") / 2, weight_grad=mean("B") / 2))
     planned, measured = timeline.summary(plan), timeline.summary(run)
     print(f"idle share: planned {planned.mean_idle:.1%}, measured {measured.mean_idle:.1%} (four processes want four cores)")
     out = pathlib.Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    trace.save(out / "trace.json", run, unit_us=1e6)
+    perfetto.save(out / "trace.json", run, unit_us=1e6)
     print(f"timeline: {out / 'trace.json'} (for chrome://tracing or ui.perfetto.dev)")
     try:
         picture.save(out / "timeline.png", {"plan": plan, "run": run}, title=f"{engine.schedule_text}, p={args.pp}, V={args.vpp}, m={args.acc}", unit="s")

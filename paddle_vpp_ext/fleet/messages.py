@@ -13,7 +13,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 import numpy as np
 import paddle
 
-from ..schedule.flow import Transfer
+from ..schedule.dependencies import Transfer
 
 
 class TensorSpec(NamedTuple):

@@ -1,37 +1,24 @@
 """The only file that asks which Paddle this is; by feature where it can."""
 import contextlib
 import functools
-import importlib.metadata
-import re
 
-OLDEST = (2, 6, 2)
-DISTRIBUTIONS = ("paddlepaddle", "paddlepaddle-gpu", "paddlepaddle-xpu")
+from ..releases import OLDEST, numbers
 
 
 def paddle_version():
     """The imported Paddle's release as three numbers; a build from source (0.0.0) counts as the newest."""
     import paddle
 
-    numbers = tuple(int(n) for n in re.findall(r"\d+", paddle.__version__)[:3])
-    return (999, 0, 0) if numbers in ((), (0, 0, 0)) else numbers
-
-
-def installed_paddle():
-    """(distribution, version) as pip knows them, without an import; None if there is none."""
-    for name in DISTRIBUTIONS:
-        try:
-            return name, importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            pass
-    return None
+    version = numbers(paddle.__version__)[:3]
+    return (999, 0, 0) if version in ((), (0, 0, 0)) else version
 
 
 def check_supported():
     """RuntimeError, in one sentence, on a Paddle older than 2.6.2."""
     version = paddle_version()
-    if version < OLDEST:
+    if version < numbers(OLDEST):
         raise RuntimeError(
-            f"paddle_vpp_ext needs Paddle {'.'.join(map(str, OLDEST))} or newer, but this is {'.'.join(map(str, version))}"
+            f"paddle_vpp_ext needs Paddle {OLDEST} or newer, but this is {'.'.join(map(str, version))}"
         )
 
 

@@ -28,7 +28,7 @@ class Action(NamedTuple):
         found = _TEXT.match(text)
         if not found:
             raise ValueError(
-                f"{text!r} is no action: write a kind ({', '.join(KINDS)}), a chunk, a dot and a micro-batch, as in F1.7"
+                f"{text!r} is not an action: write a kind ({', '.join(KINDS)}), a chunk, a dot and a micro-batch, as in F1.7"
             )
         return cls(found[1], int(found[2]), int(found[3]))
 

@@ -4,8 +4,6 @@ import os
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Sequence, Union
 
-from .action import Action
-
 PerPart = Union[float, Sequence[float]]
 
 
@@ -45,7 +43,7 @@ class Costs:
             try:
                 content = json.load(file)
             except ValueError as error:
-                raise ValueError(f"{path} is no JSON file: {error}") from None
+                raise ValueError(f"{path} is not a JSON file: {error}") from None
         names = [field.name for field in fields(cls)]
         if not isinstance(content, dict):
             raise ValueError(f"{path}: costs are an object with some of {', '.join(names)}")
@@ -74,7 +72,7 @@ class Costs:
             self._per_part(name, num_parts) for name in ("forward", "input_grad", "weight_grad")
         )
         if not 0 <= self.hop < float("inf"):
-            raise ValueError(f"hop={self.hop!r} is no time")
+            raise ValueError(f"hop={self.hop!r} is not a time: give a finite number of at least 0")
         whole = [i + w for i, w in zip(input_grad, weight_grad)]
         return {"F": forward, "B": whole, "I": input_grad, "W": weight_grad}
 
@@ -96,7 +94,7 @@ class Costs:
         if len(times) != num_parts:
             raise ValueError(f"{name} has {len(times)} values, but the model has {num_parts} parts")
         if not all(0 <= t < float("inf") for t in times):
-            raise ValueError(f"{name} has a value that is negative, infinite or no number: {value!r}")
+            raise ValueError(f"{name} has a value that is negative, infinite or not a number: {value!r}")
         return times
 
 
@@ -105,8 +103,3 @@ def _is_amount(value):
 
 
 UNIT = Costs()
-
-
-def part_of(action: Action, rank: int, num_stages: int) -> int:
-    """The model part that ``action`` of ``rank`` computes: chunk * p + rank."""
-    return action.chunk * num_stages + rank

@@ -2,16 +2,13 @@
 import contextlib
 import gc
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import List, Mapping, Optional, Sequence, Tuple
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 from .action import Order, format_order
 from .costs import UNIT, Costs
-from .flow import Flow, Program
-from .fthenb import forward_only as evaluation
-from .grouping import even
-from .registry import SCHEDULES, group_sizes
+from .dependencies import Dependencies, Program
 from .simulate import Simulation, Stuck, simulate, time_orders
 from .transfers import BLOCKING_PLACEMENTS, OVERLAPPED_PAIRS, OVERLAPPED_PLACEMENT, Events, place, programs_of
 from .verify import ScheduleError, explain_stuck, verify_orders, verify_programs
@@ -29,8 +26,8 @@ class Plan:
 
     ``orders[r]`` are rank r's actions, ``programs[r]`` the same with its exchanges placed for a
     transport whose exchanges block (``blocking``) or run beside the actions. With ``startups``, each
-    rank's forwards before the steady phase, the pairs of that phase run together. ``note`` says why these orders. Made by ``make_plan``
-    or ``plan_orders``, which verify it.
+    rank's forwards before the steady phase, the pairs of that phase run together. ``note`` says why these orders. Made by ``plan_orders``, which
+    verifies it.
     """
 
     schedule: str
@@ -49,7 +46,7 @@ class Plan:
     @cached_property
     def serial_programs(self) -> List[Program]:
         """The programs with one transfer per exchange, for a step whose messages carry headers."""
-        return programs_of(self._flow(), self.events, merge=False)
+        return programs_of(self._dependencies(), self.events, merge=False)
 
     @cached_property
     def digest(self) -> str:
@@ -63,55 +60,8 @@ class Plan:
             self.orders, self.num_chunks, self.accumulate_steps, costs, self.programs if self.blocking else None
         )
 
-    def _flow(self):
-        return Flow(self.orders, self.num_chunks, self.accumulate_steps)
-
-
-def make_plan(
-    schedule: str,
-    num_stages: int,
-    num_chunks: int,
-    accumulate_steps: int,
-    options: Mapping[str, object] = (),
-    blocking: bool = False,
-    forward_only: bool = False,
-    costs: Costs = UNIT,
-) -> Plan:
-    """The plan of a registered schedule for p >= 2 stages, V >= 1 chunks and m >= 1 micro-batches.
-
-    ``forward_only`` keeps the forwards alone (evaluation). ``costs`` decide where transfers are
-    placed, and the orders of ZBVPP and auto. Raises ValueError for numbers that make no pipeline, ScheduleError (a ValueError)
-    for a schedule that cannot run.
-    """
-    for name, value, least in (
-        ("num_stages", num_stages, 2),
-        ("num_chunks", num_chunks, 1),
-        ("accumulate_steps", accumulate_steps, 1),
-    ):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
-    _check_size(num_stages, num_chunks, accumulate_steps)
-    options, entry = dict(options), SCHEDULES[schedule]
-    with _no_garbage_collection():
-        groups = (accumulate_steps,)
-        if "groups" in entry.keys:
-            groups = group_sizes(num_stages, accumulate_steps, options.get("groups", entry.groups))
-        if entry.by_costs and forward_only:  # there is no backward to be clever about
-            orders = evaluation(num_stages, num_chunks, groups if "groups" in entry.keys else even(num_stages, accumulate_steps))
-        elif entry.by_costs:
-            costs = options.setdefault("costs", costs)
-            options["blocking"] = blocking
-            orders = entry.orders(num_stages, num_chunks, accumulate_steps, **options)
-        else:
-            orders = entry.orders(num_stages, num_chunks, accumulate_steps, **options)
-        startups = entry.startups(num_stages, num_chunks, accumulate_steps, **options)
-        if forward_only:
-            orders = [[action for action in order if action.kind == "F"] for order in orders]
-            startups = None
-        plan = plan_orders(orders, num_chunks, accumulate_steps, schedule, groups, blocking, forward_only, costs, startups)
-        if entry.note and not forward_only:
-            plan = replace(plan, note=entry.note(num_stages, num_chunks, accumulate_steps, **options))
-        return plan
+    def _dependencies(self):
+        return Dependencies(self.orders, self.num_chunks, self.accumulate_steps)
 
 
 def plan_orders(
@@ -129,22 +79,23 @@ def plan_orders(
 
     With ``startups`` each forward and backward of the steady phase run together, with exchanges around them only.
     """
-    _check_size(len(orders), num_chunks, accumulate_steps)
+    check_size(len(orders), num_chunks, accumulate_steps)
     verify_orders(orders, num_chunks, accumulate_steps, forward_only)
-    flow = Flow(orders, num_chunks, accumulate_steps)
+    dependencies = Dependencies(orders, num_chunks, accumulate_steps)
     try:
-        ideal = time_orders(flow, costs).makespan
+        ideal = time_orders(dependencies, costs).makespan
     except Stuck as stuck:
-        raise explain_stuck(flow, stuck) from None
-    events, programs, placement = _fastest(flow, ideal, blocking, costs, startups)
-    verify_programs(flow, programs)
+        raise explain_stuck(dependencies, stuck) from None
+    events, programs, placement = _fastest(dependencies, ideal, blocking, costs, startups)
+    verify_programs(dependencies, programs)
     return Plan(
         schedule, len(orders), num_chunks, accumulate_steps, groups or (accumulate_steps,),
         blocking, list(orders), programs, placement, events, startups,
     )
 
 
-def _check_size(num_stages, num_chunks, accumulate_steps):
+def check_size(num_stages: int, num_chunks: int, accumulate_steps: int) -> None:
+    """ValueError for a plan of more than MAX_ACTIONS forwards and backwards."""
     actions = 2 * num_stages * num_chunks * accumulate_steps
     if actions > MAX_ACTIONS:
         raise ValueError(
@@ -153,7 +104,7 @@ def _check_size(num_stages, num_chunks, accumulate_steps):
         )
 
 
-def _fastest(flow, ideal, blocking, costs, startups):
+def _fastest(dependencies, ideal, blocking, costs, startups):
     if startups:
         placements = [p for p in (BLOCKING_PLACEMENTS if blocking else (OVERLAPPED_PAIRS,)) if p.pairs]
     else:
@@ -161,13 +112,13 @@ def _fastest(flow, ideal, blocking, costs, startups):
     best = None
     for placement in placements:
         try:
-            events = place(flow, placement, costs, startups)
+            events = place(dependencies, placement, costs, startups)
         except Stuck:  # pairs that wait for each other: m < p, for one
             continue
-        programs = programs_of(flow, events)
+        programs = programs_of(dependencies, events)
         if len(placements) == 1:
             return events, programs, placement.name
-        makespan = simulate(flow.orders, flow.num_chunks, flow.accumulate_steps, costs, programs).makespan
+        makespan = simulate(dependencies.orders, dependencies.num_chunks, dependencies.accumulate_steps, costs, programs).makespan
         if best is None or makespan < best[0]:
             best = makespan, (events, programs, placement.name)
         if makespan <= NEAR_ENOUGH * ideal:
@@ -178,8 +129,8 @@ def _fastest(flow, ideal, blocking, costs, startups):
 
 
 @contextlib.contextmanager
-def _no_garbage_collection():
-    # A plan is many small tuples in no cycles: the collector finds nothing and takes half of the time.
+def no_garbage_collection() -> Iterator[None]:
+    """A plan is many small tuples in no cycles: the collector finds nothing and takes half of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

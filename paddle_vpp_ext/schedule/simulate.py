@@ -5,8 +5,8 @@ import numpy as np
 
 from .action import Order
 from .costs import UNIT, Costs
-from .flow import NOTHING, Flow, Program
-from .rendezvous import step_together
+from .dependencies import NOTHING, Dependencies, Program
+from .grouped_exchange import step_together
 
 
 class Timing(NamedTuple):
@@ -34,24 +34,24 @@ class Stuck(ValueError):
         self.positions = positions
 
 
-def time_orders(flow: Flow, costs: Costs = UNIT, bounds: Optional[List[List[int]]] = None) -> Timing:
+def time_orders(dependencies: Dependencies, costs: Costs = UNIT, bounds: Optional[List[List[int]]] = None) -> Timing:
     """Each action as early as its order allows, when transfers never block: they take ``costs.hop``, no rank waits to send.
 
     ``bounds[r]`` cuts rank r's order into units (ends of the units, as indices): a unit starts
     when all that it needs is there and gives away what it makes at its end. Raises Stuck.
     """
-    p = flow.num_stages
-    durations, hop = costs.table(flow.num_parts), costs.hop
-    made, sequence = [None] * flow.size, [0] * flow.size
-    waiting = [None] * flow.size  # the rank that waits for a transfer
+    p = dependencies.num_stages
+    durations, hop = costs.table(dependencies.num_parts), costs.hop
+    made, sequence = [None] * dependencies.size, [0] * dependencies.size
+    waiting = [None] * dependencies.size  # the rank that waits for a transfer
     starts, ends = [[] for _ in range(p)], [[] for _ in range(p)]
     if bounds is None:
-        bounds = [range(1, len(order) + 1) for order in flow.orders]
+        bounds = [range(1, len(order) + 1) for order in dependencies.orders]
     unit, clock, count = [0] * p, [0.0] * p, 0
     todo = list(range(p))
     while todo:
         rank = todo.pop()
-        order, needs, makes, cuts = flow.orders[rank], flow.needs[rank], flow.makes[rank], bounds[rank]
+        order, needs, makes, cuts = dependencies.orders[rank], dependencies.needs[rank], dependencies.makes[rank], bounds[rank]
         begin = cuts[unit[rank] - 1] if unit[rank] else 0
         now, blocked = clock[rank], False
         for cut in cuts[unit[rank]:]:
@@ -110,7 +110,7 @@ def simulate(
 ) -> Simulation:
     """With transfers that never block; given ``programs``, with their exchanges blocking (synchronous NCCL)."""
     if programs is None:
-        timing = time_orders(Flow(orders, num_chunks, accumulate_steps), costs)
+        timing = time_orders(Dependencies(orders, num_chunks, accumulate_steps), costs)
         spans = [list(zip(s.tolist(), e.tolist())) for s, e in zip(timing.start, timing.end)]
     else:
         outcome = step_together(programs, costs.table(len(orders) * num_chunks), costs.hop)

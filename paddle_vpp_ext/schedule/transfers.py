@@ -16,7 +16,7 @@ import numpy as np
 
 from .action import Order
 from .costs import UNIT, Costs
-from .flow import NOTHING, Exchange, Flow, Program
+from .dependencies import NOTHING, Exchange, Dependencies, Program
 from .simulate import Timing, time_orders
 
 
@@ -67,27 +67,27 @@ class Events(NamedTuple):
     receiver_at: np.ndarray
 
 
-def place(flow: Flow, placement: Placement, costs: Costs = UNIT, startups: Optional[Sequence[int]] = None) -> Events:
+def place(dependencies: Dependencies, placement: Placement, costs: Costs = UNIT, startups: Optional[Sequence[int]] = None) -> Events:
     """The global order of events under ``placement``, with pairs from each rank's ``startups`` on. Raises Stuck if units wait for each other."""
-    startups = startups or [0] * flow.num_stages
+    startups = startups or [0] * dependencies.num_stages
     if placement.pairs:
-        bounds = [steady_pairs(order, startup) for order, startup in zip(flow.orders, startups)]
+        bounds = [steady_pairs(order, startup) for order, startup in zip(dependencies.orders, startups)]
     else:
-        bounds = [list(range(1, len(order) + 1)) for order in flow.orders]
-    timing = time_orders(flow, costs.bounded(), bounds)
+        bounds = [list(range(1, len(order) + 1)) for order in dependencies.orders]
+    timing = time_orders(dependencies, costs.bounded(), bounds)
     cuts = [np.concatenate(([0], b)).astype(int) for b in bounds]
-    number, made_by, made_at = _ends(flow.makes)
-    needed_by, needed_at = _find(flow.needs, flow.size, number)
+    number, made_by, _ = _ends(dependencies.makes)
+    needed_by, needed_at = _find(dependencies.needs, dependencies.size, number)
     made = timing.made[number]
     wanted = np.empty_like(made)
     latest = np.empty_like(needed_at)
-    for rank in range(flow.num_stages):
+    for rank in range(dependencies.num_stages):
         mine = needed_by == rank
         unit = np.searchsorted(cuts[rank], needed_at[mine], side="right") - 1
         wanted[mine] = _free_times(timing, cuts[rank], rank, placement.ahead)[unit]
         latest[mine] = cuts[rank][unit]
-    last = flow.num_stages - 1
-    gradient = number >= flow.num_parts * flow.accumulate_steps
+    last = dependencies.num_stages - 1
+    gradient = number >= dependencies.num_parts * dependencies.accumulate_steps
     wrap = np.where(gradient, made_by == 0, made_by == last)
     at = np.where(wrap | placement.late, np.maximum(made, wanted), made)
     at = _first_in_first_out(at, timing.sequence[number], 2 * made_by + gradient)
@@ -95,7 +95,7 @@ def place(flow: Flow, placement: Placement, costs: Costs = UNIT, startups: Optio
     number, made_by, needed_by, at, latest = (a[order] for a in (number, made_by, needed_by, at, latest))
     sender_at, receiver_at = np.empty_like(needed_by), np.empty_like(needed_by)
     slack = 1e-9 * max(timing.makespan, 1e-300)
-    for rank in range(flow.num_stages):
+    for rank in range(dependencies.num_stages):
         unit_ends = timing.end[rank][cuts[rank][1:] - 1]
         ended = lambda times: cuts[rank][np.searchsorted(unit_ends, times + slack, side="right")]
         mine = made_by == rank
@@ -142,18 +142,18 @@ def _free_times(timing: Timing, cuts, rank, ahead):
     return np.concatenate((np.zeros(ahead), ends))[: len(ends)]
 
 
-def programs_of(flow: Flow, events: Events, merge: bool = True) -> List[Program]:
+def programs_of(dependencies: Dependencies, events: Events, merge: bool = True) -> List[Program]:
     """The programs with the events placed.
 
     ``merge``: events at one point of a rank are one exchange. Without it each event is an exchange
     of its own: slower, but each can be done in several messages (a header, then the payload).
     """
-    transfers = [flow.transfer(k) for k in events.number.tolist()]
-    return [_program(flow, events, transfers, rank, merge) for rank in range(flow.num_stages)]
+    transfers = [dependencies.transfer(k) for k in events.number.tolist()]
+    return [_program(dependencies, events, transfers, rank, merge) for rank in range(dependencies.num_stages)]
 
 
-def _program(flow, events, transfers, rank, merge):
-    order, program, done = flow.orders[rank], [], 0
+def _program(dependencies, events, transfers, rank, merge):
+    order, program, done = dependencies.orders[rank], [], 0
     mine = np.nonzero((events.sender == rank) | (events.receiver == rank))[0]
     is_send = events.sender[mine] == rank
     before = np.where(is_send, events.sender_at[mine], events.receiver_at[mine])

@@ -3,8 +3,8 @@ from collections import deque
 from typing import Dict, List, Sequence
 
 from .action import Action, Order
-from .flow import NOTHING, Exchange, Flow, Program
-from .rendezvous import step_together
+from .dependencies import NOTHING, Exchange, Dependencies, Program
+from .grouped_exchange import step_together
 from .simulate import Stuck
 
 
@@ -42,19 +42,19 @@ def verify_orders(orders: Sequence[Order], num_chunks: int, accumulate_steps: in
                         raise ScheduleError(f"rank {rank} has neither {Action('B', chunk, i)} nor {Action(kind, chunk, i)}")
 
 
-def explain_stuck(flow: Flow, stuck: Stuck) -> ScheduleError:
+def explain_stuck(dependencies: Dependencies, stuck: Stuck) -> ScheduleError:
     """The error for orders whose actions wait for each other: rank, action, and what makes what it needs."""
-    rank = next(r for r, j in enumerate(stuck.positions) if j < len(flow.orders[r]))
+    rank = next(r for r, j in enumerate(stuck.positions) if j < len(dependencies.orders[r]))
     j = stuck.positions[rank]
-    transfer = flow.transfer(flow.needs[rank][j])
-    maker = transfer.part % flow.num_stages
+    transfer = dependencies.transfer(dependencies.needs[rank][j])
+    maker = transfer.part % dependencies.num_stages
     return ScheduleError(
-        f"deadlock: rank {rank} cannot start {flow.orders[rank][j]} (its action {j}): it needs {transfer} from rank {maker}, "
-        f"and the orders wait for each other\n" + draw_around(flow.orders, stuck.positions)
+        f"deadlock: rank {rank} cannot start {dependencies.orders[rank][j]} (its action {j}): it needs {transfer} from rank {maker}, "
+        f"and the orders wait for each other\n" + draw_around(dependencies.orders, stuck.positions)
     )
 
 
-def verify_programs(flow: Flow, programs: Sequence[Program]) -> None:
+def verify_programs(dependencies: Dependencies, programs: Sequence[Program]) -> None:
     """The programs run the orders, and cannot hang under the rules of grouped exchanges. Raises ScheduleError.
 
     Each rank sends what it has made in the order in which it made it (both buffer queues are
@@ -62,10 +62,10 @@ def verify_programs(flow: Flow, programs: Sequence[Program]) -> None:
     the end; sends and receives match pair by pair; nobody waits for ever.
     """
     for rank, program in enumerate(programs):
-        _verify_buffers(flow, programs, rank)
-        if [a for a in program if type(a) is Action] != list(flow.orders[rank]):
+        _verify_buffers(dependencies, programs, rank)
+        if [a for a in program if type(a) is Action] != list(dependencies.orders[rank]):
             raise ScheduleError(f"the program of rank {rank} does not run its order")
-    nothing = [0.0] * flow.num_parts
+    nothing = [0.0] * dependencies.num_parts
     outcome = step_together(programs, dict.fromkeys("FBIW", nothing))
     if outcome.mismatch:
         rank, transfer, met = outcome.mismatch
@@ -75,7 +75,7 @@ def verify_programs(flow: Flow, programs: Sequence[Program]) -> None:
         _fail(programs, rank, outcome.position[rank], f"deadlock: it waits for rank {peer} to join {transfer}", outcome.position)
 
 
-def _verify_buffers(flow: Flow, programs, rank):
+def _verify_buffers(dependencies: Dependencies, programs, rank):
     queues, there, j = {"F": deque(), "B": deque()}, set(), 0
     for at, instruction in enumerate(programs[rank]):
         if type(instruction) is Exchange:
@@ -87,17 +87,17 @@ def _verify_buffers(flow: Flow, programs, rank):
                 queue.popleft()
             there.update(instruction.receives)
             continue
-        if j == len(flow.orders[rank]):
+        if j == len(dependencies.orders[rank]):
             _fail(programs, rank, at, "the order has no more actions")
-        need, make = flow.needs[rank][j], flow.makes[rank][j]
+        need, make = dependencies.needs[rank][j], dependencies.makes[rank][j]
         j += 1
         if need != NOTHING:
-            transfer = flow.transfer(need)
+            transfer = dependencies.transfer(need)
             if transfer not in there:
                 _fail(programs, rank, at, f"{transfer} is not received before it")
             there.remove(transfer)
         if make != NOTHING:
-            transfer = flow.transfer(make)
+            transfer = dependencies.transfer(make)
             queues[transfer.kind].append(transfer)
     for name, queue in (("forward", queues["F"]), ("backward", queues["B"])):
         if queue:

@@ -31,7 +31,7 @@ def load(path) -> List[Order]:
         with open(path, encoding="utf-8-sig") as file:
             return parse(file.read())
     except UnicodeDecodeError:
-        raise OrderFileError("this is no text file") from None
+        raise OrderFileError("this is not a text file: save the orders as CSV or plain text in UTF-8") from None
 
 
 def parse(text: str) -> List[Order]:

@@ -6,7 +6,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 from ..schedule.action import Action
 from ..schedule.costs import Costs
 from ..schedule.plan import plan_orders
-from .timeline import Block, Rows, from_plan, num_chunks
+from .draw.timeline import Block, Timeline, from_plan, num_chunks
 
 
 class RecordingError(ValueError):
@@ -66,7 +66,7 @@ def _read(path):
         head, *steps = map(json.loads, lines)
         return head["run"], head["rank"], head, {step["step"]: _step(head, step) for step in steps}
     except (KeyError, TypeError, ValueError) as error:
-        raise RecordingError(f"{path} is no recording of paddle_vpp_ext ({type(error).__name__}: {error})") from None
+        raise RecordingError(f"{path} is not a recording of paddle_vpp_ext, as trace=DIR writes it ({type(error).__name__}: {error})") from None
 
 
 def _step(head, step):
@@ -90,18 +90,18 @@ def _run(folder, ranks):
     return Run(ranks[0][0], steps, max(head["clock_error"] for head, _ in ranks.values()))
 
 
-def rows_of(step: Sequence[RankStep]) -> Rows:
+def timeline_of(step: Sequence[RankStep]) -> Timeline:
     """The blocks of all ranks."""
     return [block for rank in step for block in rank.blocks]
 
 
-def planned(run: Run, step: Sequence[RankStep]) -> Rows:
+def planned(run: Run, step: Sequence[RankStep]) -> Timeline:
     """The same orders as they would have run with the mean times of their model parts, and transfers that cost nothing."""
-    rows, p = rows_of(step), len(step)
+    blocks, p = timeline_of(step), len(step)
     orders = [[block.action for block in rank.blocks] for rank in step]
-    chunks = max(num_chunks(rows), run.head["num_chunks"])
+    chunks = max(num_chunks(blocks), run.head["num_chunks"])
     times = {}
-    for block in rows:
+    for block in blocks:
         times.setdefault((block.kind, block.chunk * p + block.rank), []).append(block.end - block.start)
     mean = {key: sum(values) / len(values) for key, values in times.items()}
     part = lambda kind, s: mean.get((kind, s), mean.get(("B", s), 0.0) / 2)

@@ -173,11 +173,11 @@ def main():
     faulty = rank == TASK["at"]
     for _ in range(TASK.get("steps_before", 1)):
         step(0)
-    plain = engine._stage
+    plain = engine.runner.stage
     loss.fails = faulty and TASK["fault"] == "fail_loss"
     Breaking.fails = faulty and TASK["fault"] == "fail_backward"
     if TASK["fault"] in FAULTS and faulty:
-        engine._stage = FaultyStage(plain, TASK["fault"], action_of(engine, TASK["phase"]))
+        engine.runner.stage = FaultyStage(plain, TASK["fault"], action_of(engine, TASK["phase"]))
     say("READY")
     try:
         step(1)
@@ -185,7 +185,7 @@ def main():
         if not TASK.get("recover"):
             raise
         say_error(error)
-        engine._stage = plain
+        engine.runner.stage = plain
         engine.forward_backward_pipeline(data[2])
         one.step(cut(data[2], m), update=False)
         mine = named_layers(engine)

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inprocess import Hang, World
-from paddle_vpp_ext.executor import resolve, run
-from paddle_vpp_ext.schedule.flow import Exchange, Transfer
-from paddle_vpp_ext.schedule.plan import make_plan
+from paddle_vpp_ext.executor import Pending, Step, resolve, run
+from paddle_vpp_ext.schedule.action import Action
+from paddle_vpp_ext.schedule.dependencies import Exchange, Transfer
+from paddle_vpp_ext.planning.planner import make_plan
 
 
 class ToyStage:
@@ -215,3 +216,19 @@ def test_an_activation_never_meets_a_gradient():
 
     with pytest.raises(Hang, match="meets"):
         World(2, True).run(crossed)
+
+
+def test_what_is_left_over_at_the_end_of_a_step_is_named():
+    class Nothing:
+        blocking = False
+        forward = backward = sent = lambda self, *what: None
+
+        def exchange(self, sends, receives):
+            return Pending([], [None] * len(receives))
+
+    received = Transfer("F", 0, 3)
+    with pytest.raises(AssertionError, match="left over: .*part=0, micro_batch=3"):
+        run([Exchange((), (received,))], Nothing(), Nothing())
+    made = Step(Action("F", 0, 1), None, Transfer("F", 0, 1), False)
+    with pytest.raises(AssertionError, match="left over: .*part=0, micro_batch=1"):
+        run([made], Nothing(), Nothing())

@@ -4,10 +4,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paddle_vpp_ext.schedule.costs import Costs
-from paddle_vpp_ext.schedule.free_order import free_schedule, random_handicaps
-from paddle_vpp_ext.schedule.memory import Memory
-from paddle_vpp_ext.schedule.network import Network, Room
-from paddle_vpp_ext.schedule.plan import make_plan, plan_orders
+from paddle_vpp_ext.search.free_order import free_schedule, random_handicaps
+from paddle_vpp_ext.search.memory import Memory
+from paddle_vpp_ext.search.problem import SearchProblem, Capacity
+from paddle_vpp_ext.schedule.plan import plan_orders
+from paddle_vpp_ext.planning.planner import make_plan
 
 from test_executor import check, train
 
@@ -34,10 +35,10 @@ def test_orders_without_sequence_run_on_both_transports(data):
     times = st.lists(st.integers(1, 9), min_size=p * v, max_size=p * v)
     costs = Costs(data.draw(times), data.draw(times), data.draw(times), data.draw(st.integers(0, 2)))
     limit = data.draw(st.integers(v, m * v))
-    net = Network(p, v, m, costs, Room([1] * (p * v), [limit] * p), data.draw(st.booleans()))
-    makespan, numbers = free_schedule(net, random_handicaps(net, data.draw(st.integers(0, 10**6))))
+    problem = SearchProblem(p, v, m, costs, Capacity([1] * (p * v), [limit] * p), data.draw(st.booleans()))
+    makespan, numbers = free_schedule(problem, random_handicaps(problem, data.draw(st.integers(0, 10**6))))
     blocking = data.draw(st.booleans())
-    plan = plan_orders(net.actions(numbers), v, m, blocking=blocking, costs=costs)
+    plan = plan_orders(problem.actions(numbers), v, m, blocking=blocking, costs=costs)
     if not blocking:
         assert plan.simulate(costs).makespan == makespan
     assert max(plan.simulate(costs).peak_activations) <= limit

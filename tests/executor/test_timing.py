@@ -9,7 +9,7 @@ import pytest
 
 from inprocess import World
 from paddle_vpp_ext.executor import resolve, run
-from paddle_vpp_ext.schedule.plan import make_plan
+from paddle_vpp_ext.planning.planner import make_plan
 from test_executor import ToyStage, check
 
 SEEDS = int(os.environ.get("TIMING_SEEDS", 2000))

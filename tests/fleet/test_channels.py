@@ -11,10 +11,10 @@ import paddle
 import pool
 import pytest
 
-from paddle_vpp_ext.fleet import cpu
-from paddle_vpp_ext.fleet.channels import Channels
+from paddle_vpp_ext.fleet import device
+from paddle_vpp_ext.fleet.transport.channels import Channels
 
-pytestmark = pytest.mark.skipif(not cpu.is_cpu_only(), reason="this Paddle is not CPU-only")
+pytestmark = pytest.mark.skipif(not device.is_cpu_only(), reason="this Paddle is not CPU-only")
 
 DTYPES = "float32 float64 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64".split()
 SHAPES = [[5], [2, 3], [], [0, 3], [1]]
@@ -250,8 +250,9 @@ def test_a_killed_peer_ends_waiting_in_seconds(tmp_path):
 
 ENDINGS = """
 import os, signal, sys, time, paddle
-from paddle_vpp_ext.fleet import channels as c, cpu
-cpu.install()
+from paddle_vpp_ext.fleet.transport import channels as c
+from paddle_vpp_ext.fleet import cpu_bridges, device
+cpu_bridges.install()
 paddle.distributed.init_parallel_env()
 channels = c.Channels([0, 1])
 rank = channels.stage

@@ -192,7 +192,7 @@ def what_a_trainer_reads():
     plans = []
     for count in LENGTHS:
         made.train_step(micro_batches(0, count, False))
-        plans.append(len(model._plans))
+        plans.append(len(model.runner.plans))
     names = ["_num_stages", "_num_virtual_pipeline_stages", "segment_parts", "_total_stages_with_virtual_stages"]
     return {
         "classes": isinstance(model, PipelineParallel) and isinstance(model, PipelineParallelWithInterleave),

@@ -251,14 +251,14 @@ OTHER_GRADIENTS = {"dtype": lambda grad: grad.astype("int32"), "size": lambda gr
 
 def train_with_other_gradient(what):
     engine, optimizer = wrap("VPP")
-    backward = engine._stage.backward
+    backward = engine.runner.stage.backward
 
     def changed(chunk, micro_batch, grads):
         payload = backward(chunk, micro_batch, grads)
         return payload._replace(tensors=[OTHER_GRADIENTS[what](tensor) for tensor in payload.tensors])
 
     if engine.stage_id == 1:
-        engine._stage.backward = changed
+        engine.runner.stage.backward = changed
     engine.train_batch(list(batch(0, 8)), optimizer)
 
 

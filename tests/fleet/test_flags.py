@@ -11,8 +11,8 @@ import pytest
 from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc
 
-from paddle_vpp_ext.config import parse_schedule
-from paddle_vpp_ext.schedule.plan import make_plan
+from paddle_vpp_ext.planning.options import parse_schedule
+from paddle_vpp_ext.planning.planner import make_plan
 from pool import ROOT, get_pool
 from training import Block, OneProcess, assert_same_bits, batch, build, cut, gradients, merged, named_layers, weights
 
@@ -348,7 +348,7 @@ def profile(folder):
         engine, losses = train_with({"profiling": True})
     finally:
         os.chdir(before)
-    return losses, engine.options.trace
+    return losses, engine.options.engine.trace
 
 
 @pytest.mark.skipif(not has_flag("profiling"), reason="this Paddle has no such flag")

@@ -343,7 +343,7 @@ def sent_activations_held(schedule):
     """Activations of this rank's outputs that still have their memory: most at once, and at the end of a step."""
     engine, _ = build(blocks(8), 2, schedule, 12)
     made, held = [], []
-    stage = engine._stage
+    stage = engine.runner.stage
     forward = stage.forward
 
     def watched(chunk, i, inputs):
@@ -369,7 +369,7 @@ def sent_too_early():
     """Activations whose memory was freed while they were under way."""
     engine, _ = build(blocks(8), 2, "VPP:overlap_p2p_comm=on", 12)
     under_way, early = {}, []
-    exchange, sent = engine._transport.exchange, engine._stage.sent
+    exchange, sent = engine.runner.transport.exchange, engine.runner.stage.sent
 
     def watched_exchange(sends, receives):
         pending = exchange(sends, receives)
@@ -381,7 +381,7 @@ def sent_too_early():
             early.append(str(transfer))
         sent(transfer, payload)
 
-    engine._transport.exchange, engine._stage.sent = watched_exchange, watched_sent
+    engine.runner.transport.exchange, engine.runner.stage.sent = watched_exchange, watched_sent
     engine.forward_backward_pipeline(list(batch(12, 24)))
     return early, len(under_way)
 

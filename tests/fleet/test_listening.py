@@ -7,7 +7,8 @@ import re
 
 import paddle_vpp_ext
 from paddle.distributed.fleet.meta_parallel import LayerDesc
-from paddle_vpp_ext.fleet import channels, cpu
+from paddle_vpp_ext.fleet.transport import channels
+from paddle_vpp_ext.fleet import group_stores
 
 from pool import get_pool
 from training import Block, batch, build
@@ -64,7 +65,7 @@ def listen_while_an_engine_is_made():
         engine.train_batch(list(batch(0, 8)), optimizer)
     finally:
         channels.listen = listen
-    return cpu.own_host(), opened, len(listening() - before)
+    return group_stores.own_host(), opened, len(listening() - before)
 
 
 def test_channels_listen_at_the_launched_address_only_and_stop_once_the_neighbours_are_there():
@@ -74,6 +75,6 @@ def test_channels_listen_at_the_launched_address_only_and_stop_once_the_neighbou
 
 
 def test_a_process_finds_the_interface_of_its_own_address():
-    names = {cpu._interface_of("127.0.0.1"), cpu._interface_of("localhost")}
+    names = {group_stores._interface_of("127.0.0.1"), group_stores._interface_of("localhost")}
     assert names <= {"lo", "lo0", None}
-    assert cpu._interface_of("no such host.invalid") is None
+    assert group_stores._interface_of("no such host.invalid") is None

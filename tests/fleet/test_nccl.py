@@ -1,4 +1,4 @@
-"""The GPU path without a GPU: real executor, stage and NcclTransport on a stand-in for paddle.distributed.
+"""The GPU path without a GPU: real executor, stage and DeviceTransport on a stand-in for paddle.distributed.
 
 The stand-in has a thread per rank and enforces NCCL's rules for grouped calls (inprocess.py); tensors are
 real. It fails where NCCL would hang, and where two ends differ in shape or dtype.
@@ -12,20 +12,20 @@ from paddle import nn
 
 from inprocess import End, Group, Hang, World
 from paddle_vpp_ext.executor import resolve, run
-from paddle_vpp_ext.fleet import nccl
-from paddle_vpp_ext.fleet.data import MicroBatches
+from paddle_vpp_ext.fleet.transport import device_transport as nccl
+from paddle_vpp_ext.fleet.stage.data import MicroBatches
 from paddle_vpp_ext.fleet.messages import Boundaries
-from paddle_vpp_ext.fleet.nccl import NcclTransport
-from paddle_vpp_ext.fleet.overlap import OverlapMixin
-from paddle_vpp_ext.fleet.overlapped_stage import OverlappedStage
-from paddle_vpp_ext.fleet.stage import PipelineStage
-from paddle_vpp_ext.schedule.plan import make_plan
+from paddle_vpp_ext.fleet.transport.device_transport import DeviceTransport
+from paddle_vpp_ext.fleet.stage.overlap import OverlapMixin
+from paddle_vpp_ext.fleet.stage.overlapped_stage import OverlappedStage
+from paddle_vpp_ext.fleet.stage.pipeline_stage import PipelineStage
+from paddle_vpp_ext.planning.planner import make_plan
 
 WIDTH = 4
 
 
 class StandIn:
-    """What NcclTransport uses of paddle.distributed. Global rank r is 10 + r, as for a second replica."""
+    """What DeviceTransport uses of paddle.distributed. Global rank r is 10 + r, as for a second replica."""
 
     def __init__(self, world):
         self.world = world
@@ -121,8 +121,10 @@ class Engine:
     def nothing(self, *_):
         pass
 
-    set_virtual_pipeline_rank = before_forward = after_forward = before_backward = after_backward = nothing
-    chunk_gradients_final = nothing
+    set_virtual_pipeline_rank = nothing
+
+    class gradient_sync:
+        start = staticmethod(lambda chunk: None)
 
     def _release_output(self, tensor):
         tensor._clear_dataptr()
@@ -145,7 +147,7 @@ def train(p, v, m, monkeypatch, overlap_p2p=False, overlap_pairs=False, dynamic=
         stand_in.here.rank = rank
         boundaries = Boundaries(dynamic)
         groups = {"F": "first", "B": "second" if overlap_p2p else "first"}
-        transport = NcclTransport([10 + r for r in range(p)], rank, groups, boundaries)
+        transport = DeviceTransport([10 + r for r in range(p)], rank, groups, boundaries)
         stage = (OverlappedStage if overlap_pairs else PipelineStage)(engines[rank], boundaries)
         losses = []
         for step in range(steps):

@@ -10,7 +10,8 @@ from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer
 
 import paddle_vpp_ext
-from paddle_vpp_ext.fleet.overlap import CommunicationNode, LayerNode, interleave_nodes
+from paddle_vpp_ext.fleet.stage.nodes import CommunicationNode, LayerNode
+from paddle_vpp_ext.fleet.stage.overlap import interleave_nodes
 from pool import get_pool
 from training import (
     WIDTH,
@@ -347,7 +348,7 @@ class Nap(paddle.autograd.PyLayer):
 @pytest.mark.parametrize("seconds", (0.03,))
 def test_a_pair_hides_its_communication(seconds):
     """Compute, communicate, compute on both sides: at most 0.75 of one after the other."""
-    from paddle_vpp_ext.fleet.overlap import Chunk
+    from paddle_vpp_ext.fleet.stage.nodes import Chunk
 
     def chunk():
         nap = lambda x: Nap.apply(x, seconds)

@@ -1,16 +1,23 @@
 """Paddle's own pipeline engines train on CPU over our channels: what ours is compared with."""
 
+import contextlib
+
 import numpy
 import paddle
+
 import pool
 import pytest
 from paddle.distributed import fleet
+from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer
+from training import set_options
 
-from paddle_vpp_ext.fleet import cpu, selector
-from paddle_vpp_ext.fleet.channels import Channels
-from paddle_vpp_ext.fleet.paddle_p2p import route_paddle_p2p
+from paddle_vpp_ext.fleet import cpu_bridges, device
+from paddle_vpp_ext.fleet.engine import selector
+from paddle_vpp_ext.fleet.paddle_sockets import _tcp_sockets
+from paddle_vpp_ext.fleet.transport.channels import Channels
+from paddle_vpp_ext.fleet.transport.paddle_p2p import route_paddle_p2p
 
-pytestmark = pytest.mark.skipif(not cpu.is_cpu_only(), reason="this Paddle is not CPU-only")
+pytestmark = pytest.mark.skipif(not device.is_cpu_only(), reason="this Paddle is not CPU-only")
 
 WIDTH, BLOCKS, STEPS, ROWS = 8, 8, 3, 2
 
@@ -67,7 +74,7 @@ def losses_of_paddle(num_chunks, micro_batches, overlap):
     channels = Channels(hcg.get_pipe_parallel_group().ranks)
     undo = route_paddle_p2p(channels)
     selector.disable()  # for Paddle's own classes,
-    cpu.install()  # which still need this
+    cpu_bridges.install()  # which still need this
     try:
         layers = PipelineLayer(
             layers=[LayerDesc(Block, i) for i in range(BLOCKS)],
@@ -104,3 +111,36 @@ def test_paddles_engines_train_as_one_process(stages, num_chunks, micro_batches,
     for name, losses in results:
         assert name.startswith("paddle.") and name.endswith("." + engine)
         numpy.testing.assert_allclose(losses, expected, rtol=1e-6)
+
+
+def wrap_paddles_own_and_disable():
+    """What enable() has made for Paddle's own engine, before and after disable()."""
+    from paddle.distributed.fleet.meta_parallel.pp_utils import p2p_communication as module
+
+    set_options("paddle", 4)
+    look = lambda: (type(module.paddle).__name__, count_connections())
+    before = look()
+    hcg = fleet.get_hybrid_communicate_group()
+    layers = PipelineLayer(layers=[LayerDesc(Block, i) for i in range(BLOCKS)], loss_fn=paddle.nn.MSELoss(), topology=hcg.topology())
+    fleet.distributed_model(layers)
+    during = look()
+    selector.disable()
+    try:
+        return before, during, look()
+    finally:
+        selector.enable()
+
+
+def count_connections():
+    """How many TCP connections this process has open."""
+    count = 0
+    for sock in _tcp_sockets():
+        with contextlib.suppress(OSError):
+            sock.getpeername()
+            count += 1
+    return count
+
+
+def test_disable_takes_back_what_paddles_own_engine_got():
+    for before, during, after in pool.get_pool(2).run(wrap_paddles_own_and_disable):
+        assert before == after and during == ("_Overlay", before[1] + 4)  # two directions for each of two kinds

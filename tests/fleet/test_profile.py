@@ -7,7 +7,8 @@ import paddle
 import pytest
 from paddle.distributed.fleet.meta_parallel import LayerDesc
 
-from paddle_vpp_ext.fleet.profile import SENT, GpuMeter, Mark, Sample, joined, summary
+from paddle_vpp_ext.fleet.device import Gpu, Mark
+from paddle_vpp_ext.fleet.observe.profile import SENT, Sample, joined, summary
 from paddle_vpp_ext.schedule.costs import Costs
 from pool import WorkerError, get_pool
 from training import WIDTH, Block, OneProcess, batch, build, cut
@@ -61,7 +62,7 @@ def train(count, slow, num_chunks, schedule, micro_batches, failing=None):
     finally:
         logging.disable(before)
         logger.removeHandler(lines)
-    return losses, engine._costs, digests, lines.texts
+    return losses, engine.measured_costs, digests, lines.texts
 
 
 def expected_losses(count, slow, micro_batches):
@@ -183,6 +184,6 @@ class Event:
 def test_on_a_gpu_actions_are_timed_by_events(monkeypatch):
     monkeypatch.setattr(paddle.device, "Event", Event)
     monkeypatch.setattr(paddle.device.cuda, "memory_allocated", lambda: 100 * Event.recorded)
-    meter = GpuMeter()
+    meter = Gpu()
     start, end = meter.mark(), meter.mark()
     assert meter.milliseconds(start, end) == 5.0 and end.allocated - start.allocated == 100

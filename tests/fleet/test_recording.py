@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
-from paddle_vpp_ext.config import parse_schedule, read_options
-from paddle_vpp_ext.fleet import trace_file
+from paddle_vpp_ext.fleet.engine.options import read_options
+from paddle_vpp_ext.planning.options import parse_schedule
+from paddle_vpp_ext.fleet.observe import trace_file
 from paddle_vpp_ext.tools import recorded
 from pool import WorkerError, get_pool
 from test_gradients import descs
@@ -93,9 +94,10 @@ def test_a_folder_that_cannot_be_written_is_an_error_on_all_ranks():
 
 def record_until_the_disk_is_full(folder):
     engine, optimizer = build(descs(4), 2, f"VPP:trace={folder}", accumulate_steps=2)
-    engine._run_step._file.close()
-    engine._run_step._file = open("/dev/full", "wb", buffering=0)
-    return [engine.train_batch(list(batch(step, 4)), optimizer).item() for step in range(2)], engine._run_step._file
+    recorder = engine.runner._instruments[0]
+    recorder._file.close()
+    recorder._file = open("/dev/full", "wb", buffering=0)
+    return [engine.train_batch(list(batch(step, 4)), optimizer).item() for step in range(2)], recorder._file
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
@@ -146,5 +148,5 @@ def test_the_option_and_the_variable_are_read():
     with pytest.raises(ValueError, match="trace: there is no path"):
         parse_schedule("VPP:trace=")
     configs = {"schedule_mode": "VPP:trace=a"}
-    assert read_options(configs, None, {}).trace == "a" and read_options({}, None, {}).trace == ""
-    assert read_options(configs, None, {"PADDLE_VPP_TRACE": "b"}).trace == "b"
+    assert read_options(configs, None, {}).engine.trace == "a" and read_options({}, None, {}).engine.trace == ""
+    assert read_options(configs, None, {"PADDLE_VPP_TRACE": "b"}).engine.trace == "b"

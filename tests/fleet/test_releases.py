@@ -5,7 +5,8 @@ import pytest
 from paddle import nn
 from paddle.distributed.fleet.meta_parallel import LayerDesc
 
-from paddle_vpp_ext.fleet import selector, versions
+from paddle_vpp_ext.fleet.engine import selector
+from paddle_vpp_ext.fleet import versions
 from pool import get_pool
 from training import (
     WIDTH,
@@ -223,7 +224,7 @@ def ragged_step():
     engine, _ = build(
         longer(), V, "VPP:enable_dynamic_shape=on,overlap_p2p_comm=on", M, seg_method="layer:Longer", loss_fn=loss_of_any_length
     )
-    assert engine.options.dynamic_shape and engine.options.overlap_p2p
+    assert engine.options.engine.dynamic_shape and engine.options.engine.overlap_p2p
     loss = engine.forward_backward_pipeline([[x for x, _ in ragged()], [y for _, y in ragged()]])
     return loss.numpy(), gradients(named_layers(engine))
 

@@ -49,6 +49,6 @@ def test_the_launcher_starts_an_unmodified_script_with_the_extension(tmp_path, m
     logs = [path.read_text(encoding="utf-8") for path in sorted((tmp_path / "log").glob("workerlog.*"))]
     for log in logs:
         line, = [line for line in log.splitlines() if line.startswith("trained")]
-        assert line.startswith("trained paddle_vpp_ext.fleet.pipeline ['--acc', '5'] __main__ ")
+        assert line.startswith("trained paddle_vpp_ext.fleet.engine.pipeline ['--acc', '5'] __main__ ")
     # With p=2 and m=5, which Paddle refuses for V=2; one line says what it trains with.
     assert len(logs) == 2 and sum(log.count("pipeline schedule") for log in logs) == 1

@@ -128,12 +128,12 @@ def train_sleepily(p, seeds):
         schedule, m = timing_of(seed)
         engine, _ = build([LayerDesc(Block) for _ in range(p * V)], V, schedule, m, SIZE)
         pick = random.Random(1000 * seed + engine.stage_id)
-        engine._transport._channels = Sleepy(engine._transport._channels, pick)
-        engine._stage = SleepyStage(engine._stage, pick)
+        engine.runner.transport._channels = Sleepy(engine.runner.transport._channels, pick)
+        engine.runner.stage = SleepyStage(engine.runner.stage, pick)
         engine.forward_backward_pipeline(batch_of(seed, m))
         engine.forward_backward_pipeline(batch_of(seed + 1, m))
         found.append((seed, gradients(named_layers(engine))))
-        engine._transport.close()
+        engine.runner.transport.close()
     return found
 
 

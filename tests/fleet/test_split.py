@@ -9,7 +9,7 @@ import pytest
 from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 
-from paddle_vpp_ext.fleet.split import SplitBackward
+from paddle_vpp_ext.fleet.stage.split_backward import SplitBackward
 
 MICRO_BATCHES = 4
 

@@ -6,9 +6,9 @@ import paddle
 import pool
 import pytest
 
-from paddle_vpp_ext.fleet import cpu
+from paddle_vpp_ext.fleet import cpu_bridges, device
 
-pytestmark = pytest.mark.skipif(not cpu.is_cpu_only(), reason="this Paddle is not CPU-only")
+pytestmark = pytest.mark.skipif(not device.is_cpu_only(), reason="this Paddle is not CPU-only")
 
 STARTS = int(os.environ.get("PADDLE_VPP_STARTS", "3"))
 
@@ -80,14 +80,14 @@ def test_install_and_uninstall_are_idempotent_and_restore(monkeypatch):
             paddle.Tensor.cuda,
         )
 
-    cpu.uninstall()
+    cpu_bridges.uninstall()
     before = state()
-    cpu.install()
+    cpu_bridges.install()
     installed = state()
-    cpu.install()
+    cpu_bridges.install()
     assert state() == installed != before
-    cpu.uninstall()
-    cpu.uninstall()
+    cpu_bridges.uninstall()
+    cpu_bridges.uninstall()
     assert state() == before
 
 
@@ -102,11 +102,11 @@ def cuda_called_from(module, tensor):
 def test_paddles_checkpoint_code_gets_a_copy_where_it_asks_for_a_gpu(module):
     tensor = paddle.ones([3])
     tensor.stop_gradient = False
-    cpu.install()
+    cpu_bridges.install()
     try:
         copy = cuda_called_from(module, tensor)
     finally:
-        cpu.uninstall()
+        cpu_bridges.uninstall()
     assert copy.place.is_cpu_place() and not copy.stop_gradient
     copy.stop_gradient = True
     copy.zero_()
@@ -116,8 +116,8 @@ def test_paddles_checkpoint_code_gets_a_copy_where_it_asks_for_a_gpu(module):
 def test_a_script_that_asks_for_a_gpu_hears_what_it_heard_before(monkeypatch):
     # Paddle's own answer is an exception in one release, and the end of the process in another.
     monkeypatch.setattr(paddle.Tensor, "cuda", lambda self: "Paddle's answer")
-    cpu.install()
+    cpu_bridges.install()
     try:
         assert cuda_called_from("train", paddle.ones([3])) == "Paddle's answer"
     finally:
-        cpu.uninstall()
+        cpu_bridges.uninstall()

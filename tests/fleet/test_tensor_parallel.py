@@ -245,7 +245,7 @@ def test_tied_halves_get_the_gradients_of_their_own_pipeline_and_count_once_in_t
 
 def talks():
     engine, _ = with_stand_ins(wrapped, [LayerDesc(Half, k) for k in range(P * V)], "VPP", V, True, plain)
-    return paddle.distributed.get_rank(), engine._ranks, engine._transport._channels.ranks, engine.stage_id
+    return paddle.distributed.get_rank(), engine.runner.ranks, engine.runner.transport._channels.ranks, engine.stage_id
 
 
 def test_each_pipeline_has_connections_among_its_own_ranks():

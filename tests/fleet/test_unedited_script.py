@@ -34,7 +34,7 @@ def test_an_unmodified_script_trains_with_our_engine(python, tmp_path, schedule,
     # With p=2 and m=5, which Paddle refuses for V=2; one line says what it trains with.
     assert output.count(f"pipeline schedule {name} (") == 1
     logs = [path.read_text(encoding="utf-8") for path in sorted((tmp_path / "log").glob("workerlog.*"))]
-    assert [log.count("trained paddle_vpp_ext.fleet.pipeline ['--acc', '5'] __main__ ") for log in logs] == [1, 1]
+    assert [log.count("trained paddle_vpp_ext.fleet.engine.pipeline ['--acc', '5'] __main__ ") for log in logs] == [1, 1]
 
 
 def launch(python, folder, **variables):

@@ -79,9 +79,9 @@ def _enable_extension():
 
     if hasattr(paddle_vpp_ext, "enable"):
         paddle_vpp_ext.enable()
-    from paddle_vpp_ext.fleet import cpu
+    from paddle_vpp_ext.fleet import cpu_bridges
 
-    cpu.install()  # does nothing if enable() has done it
+    cpu_bridges.install()  # does nothing if enable() has done it
 
 
 def _wait_listening(port):

@@ -8,18 +8,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from paddle_vpp_ext.config import COMMON_KEYS, parse_schedule
+from paddle_vpp_ext.planning.options import ENGINE_KEYS, parse_schedule
 from paddle_vpp_ext.schedule.action import Action, parse_order
-from paddle_vpp_ext.schedule.memory import read_memory
-from paddle_vpp_ext.schedule.plan import MAX_ACTIONS, make_plan
-from paddle_vpp_ext.schedule.registry import SCHEDULES
+from paddle_vpp_ext.search.memory import read_memory
+from paddle_vpp_ext.schedule.plan import MAX_ACTIONS
+from paddle_vpp_ext.planning.planner import make_plan
+from paddle_vpp_ext.planning.registry import SCHEDULES
 from paddle_vpp_ext.tools import order_file
 
 BUILT_IN = ("VPP", "FthenB", "ZBVPP", "auto")
 HUGE = (1 << 20, 1 << 31, 1 << 63, 10**30, 10**400)
 
 names = st.sampled_from([*BUILT_IN, "1F1B", "paddle", "", "vpp"]) | st.text(max_size=8)
-keys = st.sampled_from([*COMMON_KEYS, *(key for name in BUILT_IN for key in SCHEDULES[name].keys)]) | st.text(max_size=8)
+keys = st.sampled_from([*ENGINE_KEYS, *(key for name in BUILT_IN for key in SCHEDULES[name].keys)]) | st.text(max_size=8)
 values = (
     st.text(max_size=12)
     | st.from_regex(r"\A-?[0-9+.e%GMKi]{1,12}\Z")
@@ -119,7 +120,7 @@ def test_the_largest_plans_are_at_the_limit(numbers):
 
 LARGE = """
 import sys
-from paddle_vpp_ext.schedule.plan import make_plan
+from paddle_vpp_ext.planning.planner import make_plan
 make_plan(sys.argv[1], 16, 4, 1024, blocking=sys.argv[2] == "True")
 """
 

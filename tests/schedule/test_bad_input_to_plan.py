@@ -2,7 +2,9 @@
 import pytest
 
 from paddle_vpp_ext.schedule.costs import Costs
-from paddle_vpp_ext.schedule.plan import make_plan, plan_orders
+from paddle_vpp_ext.schedule import plan
+from paddle_vpp_ext.schedule.plan import plan_orders
+from paddle_vpp_ext.planning.planner import make_plan
 
 
 @pytest.mark.parametrize("numbers, name", [
@@ -49,3 +51,23 @@ def test_orders_of_actions_that_the_model_lacks_are_refused():
     orders = make_plan("VPP", 2, 2, 2).orders
     with pytest.raises(ValueError, match="rank 0.*chunks 0..0"):
         plan_orders(orders, 1, 2)
+
+
+def test_the_size_of_a_plan_is_limited_at_its_edge(monkeypatch):
+    monkeypatch.setattr(plan, "MAX_ACTIONS", 2 * 4 * 2 * 11)
+    assert make_plan("VPP", 4, 2, 11).accumulate_steps == 11
+    with pytest.raises(ValueError, match="4 stages, 2 chunks and 12 micro-batches are 192 forwards and backwards, and a plan may have 176 at most"):
+        make_plan("VPP", 4, 2, 12)
+    with pytest.raises(ValueError, match="a plan may have 176 at most"):
+        plan_orders([[]] * 4, 2, 12)
+
+
+@pytest.mark.parametrize("schedule", ["VPP", "ZBVPP"])
+def test_groups_with_the_largest_not_first_are_told_to_have_it_first(schedule):
+    try:
+        make_plan(schedule, 4, 2, 11, {"groups": (4, 7)})
+    except ValueError as error:
+        assert str(error).startswith("groups=4+7: the largest group has to come first, as in groups=7+4; ")
+    else:
+        assert schedule == "ZBVPP", "its list schedule takes groups in any order"
+    make_plan(schedule, 4, 2, 11, {"groups": (7, 4)})

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from paddle_vpp_ext.schedule.costs import Costs
-from paddle_vpp_ext.schedule.memory import Memory, peak_bytes, read_memory, room_under
-from paddle_vpp_ext.schedule.plan import make_plan, plan_orders
+from paddle_vpp_ext.search.memory import Memory, peak_bytes, read_memory, capacity_under
+from paddle_vpp_ext.schedule.plan import plan_orders
+from paddle_vpp_ext.planning.planner import make_plan
 from paddle_vpp_ext.schedule.action import parse_order
 
 amounts = st.floats(0, 1e12, allow_nan=False)
@@ -61,11 +62,11 @@ def test_other_texts_are_no_memory_limit(text):
 
 def test_limits_that_cannot_be_kept_are_refused():
     with pytest.raises(ValueError, match="smallest that works is 1"):
-        room_under(Memory(0.5, False), 2, 2, Costs())
+        capacity_under(Memory(0.5, False), 2, 2, Costs())
     with pytest.raises(ValueError, match="needs costs with bytes"):
-        room_under(Memory(1e9, True), 2, 2, Costs())
+        capacity_under(Memory(1e9, True), 2, 2, Costs())
     with pytest.raises(ValueError, match="one micro-batch takes 3GiB"):
-        room_under(Memory(2.9 * 2**30, True), 2, 2, Costs(activation=2**30, residue=2**29))
+        capacity_under(Memory(2.9 * 2**30, True), 2, 2, Costs(activation=2**30, residue=2**29))
 
 
 def test_bytes_are_counted_from_when_to_when_they_are_held():

@@ -5,7 +5,7 @@ from fractions import Fraction
 from hypothesis import given, settings, strategies as st
 
 from paddle_vpp_ext.schedule.costs import Costs
-from paddle_vpp_ext.schedule.plan import make_plan
+from paddle_vpp_ext.planning.planner import make_plan
 
 from oracle import check_programs, is_exchange, makespan_blocking, makespan_without_blocking, pipelines, vpp_options
 

@@ -6,7 +6,7 @@ import pytest
 
 from paddle_vpp_ext.schedule.costs import Costs
 from paddle_vpp_ext.schedule.grouping import GROUPINGS
-from paddle_vpp_ext.schedule.plan import make_plan
+from paddle_vpp_ext.planning.planner import make_plan
 
 F, B = 1, 2
 

@@ -2,11 +2,11 @@
 import pytest
 
 import paddle_vpp_ext
-from paddle_vpp_ext.config import parse_schedule
+from paddle_vpp_ext.planning.options import parse_schedule
 from paddle_vpp_ext.examples.own_schedule import waves
 from paddle_vpp_ext.schedule.action import Action
-from paddle_vpp_ext.schedule.plan import make_plan
-from paddle_vpp_ext.schedule.registry import SCHEDULES, register_schedule
+from paddle_vpp_ext.planning.planner import make_plan
+from paddle_vpp_ext.planning.registry import SCHEDULES, register_schedule
 from paddle_vpp_ext.schedule.verify import ScheduleError
 
 
@@ -57,7 +57,7 @@ def test_a_name_that_cannot_be_one_is_refused(name):
 
 
 def test_what_is_no_function_is_refused():
-    with pytest.raises(TypeError, match="'waves' is no function"):
+    with pytest.raises(TypeError, match="'waves' is not a function"):
         register_schedule("Mine", "waves")
 
 
@@ -66,7 +66,7 @@ def test_what_is_no_function_is_refused():
     (lambda p, v, m: None, "called with p=2, V=1, m=1, failed with TypeError"),
     (lambda p, v, m: 1 / 0, "failed with ZeroDivisionError"),
     (lambda p, v, m: ["F0.0 B0.0", 7], "failed with TypeError"),
-    (lambda p, v, m: ["F0.0 B0.0", "F0.0 X0.0"], "rank 1 as its action 1: 'X0.0' is no action"),
+    (lambda p, v, m: ["F0.0 B0.0", "F0.0 X0.0"], "rank 1 as its action 1: 'X0.0' is not an action"),
     (lambda p, v, m: ["F0.0 B0.0", [("F", 0)]], "rank 1 as its action 0"),
     (lambda p, v, m: ["F0.0 B0.0", [("F", "a", 0)]], "rank 1 as its action 0: 'Fa.0'"),
     (lambda p, v, m: ["F0.0 B0.0", "F0.0 B0.1"], r"rank 1, instruction 1 \(B0.1\)"),

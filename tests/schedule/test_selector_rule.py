@@ -1,8 +1,8 @@
 """The selector's rule is Paddle's since 3.0."""
 import pytest
 
-from paddle_vpp_ext.schedule.plan import make_plan
-from paddle_vpp_ext.schedule.select import select
+from paddle_vpp_ext.planning.planner import make_plan
+from paddle_vpp_ext.planning.select import select
 
 
 def test_the_rule_for_every_small_pipeline():

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from paddle_vpp_ext.schedule.action import KINDS, Action, format_order, parse_order
-from paddle_vpp_ext.schedule.flow import Exchange, Transfer
+from paddle_vpp_ext.schedule.dependencies import Exchange, Transfer
 
 actions = st.builds(Action, st.sampled_from(KINDS), st.integers(0, 10**6), st.integers(0, 10**6))
 

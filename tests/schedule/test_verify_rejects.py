@@ -3,8 +3,9 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from paddle_vpp_ext.schedule.action import Action, parse_order
-from paddle_vpp_ext.schedule.flow import Exchange, Flow, Transfer
-from paddle_vpp_ext.schedule.plan import make_plan, plan_orders
+from paddle_vpp_ext.schedule.dependencies import Exchange, Dependencies, Transfer
+from paddle_vpp_ext.schedule.plan import plan_orders
+from paddle_vpp_ext.planning.planner import make_plan
 from paddle_vpp_ext.schedule.verify import ScheduleError, verify_orders, verify_programs
 
 from oracle import check_programs, is_exchange, pipelines
@@ -12,7 +13,7 @@ from oracle import check_programs, is_exchange, pipelines
 
 def plan_and_flow(p, num_chunks, m, blocking=False):
     plan = make_plan("VPP", p, num_chunks, m, {"groups": "even"}, blocking=blocking)
-    return plan, Flow(plan.orders, num_chunks, m)
+    return plan, Dependencies(plan.orders, num_chunks, m)
 
 
 def refused(orders, num_chunks, m):
@@ -21,9 +22,9 @@ def refused(orders, num_chunks, m):
     return str(error.value)
 
 
-def refused_programs(flow, programs):
+def refused_programs(dependencies, programs):
     with pytest.raises(ScheduleError) as error:
-        verify_programs(flow, programs)
+        verify_programs(dependencies, programs)
     return str(error.value)
 
 
@@ -65,40 +66,40 @@ def test_orders_that_wait_for_each_other_name_who_needs_what_from_whom():
 
 
 def test_a_dropped_receive_is_missed_by_its_action():
-    plan, flow = plan_and_flow(4, 2, 6)
+    plan, dependencies = plan_and_flow(4, 2, 6)
     program = plan.programs[2]
     at = next(j for j, x in enumerate(program) if is_exchange(x) and x.receives)
     lost = program[at].receives[0]
     program[at] = program[at]._replace(receives=program[at].receives[1:])
-    text = refused_programs(flow, plan.programs)
+    text = refused_programs(dependencies, plan.programs)
     assert "rank 2, instruction" in text and f"{lost} is not received before it" in text and ">F0.0<" in text
 
 
 def test_a_dropped_send_is_found_at_the_next_one():
-    plan, flow = plan_and_flow(4, 2, 6)
+    plan, dependencies = plan_and_flow(4, 2, 6)
     program = plan.programs[1]
     at = next(j for j, x in enumerate(program) if is_exchange(x) and x.sends)
     lost = program[at].sends[0]
     program[at] = program[at]._replace(sends=program[at].sends[1:])
-    text = refused_programs(flow, plan.programs)
+    text = refused_programs(dependencies, plan.programs)
     assert "rank 1, instruction" in text and f"the next to be sent is {lost}" in text and ">" in text
 
 
 def test_a_dropped_last_send_is_found_in_the_queue():
-    plan, flow = plan_and_flow(2, 2, 3)
+    plan, dependencies = plan_and_flow(2, 2, 3)
     program = plan.programs[1]
     at = max(j for j, x in enumerate(program) if is_exchange(x) and any(t.kind == "B" for t in x.sends))
     program[at] = Exchange((), program[at].receives)
-    assert "rank 1 ends with 1 in its backward buffer queue, the first is B1.2" in refused_programs(flow, plan.programs)
+    assert "rank 1 ends with 1 in its backward buffer queue, the first is B1.2" in refused_programs(dependencies, plan.programs)
 
 
 def test_a_receive_that_comes_too_late_is_missed():
-    plan, flow = plan_and_flow(4, 1, 4)
+    plan, dependencies = plan_and_flow(4, 1, 4)
     program = plan.programs[3]
     at = next(j for j, x in enumerate(program) if is_exchange(x))
     assert program[at + 1] == Action("F", 0, 0)
     program[at], program[at + 1] = program[at + 1], program[at]
-    text = refused_programs(flow, plan.programs)
+    text = refused_programs(dependencies, plan.programs)
     assert "rank 3, instruction 0 (F0.0): F2.0 is not received before it" in text
 
 
@@ -109,27 +110,27 @@ def test_a_send_before_its_action_is_refused():
         [Exchange((f,), ()), orders[0][0], Exchange((), (b,)), orders[0][1]],
         [Exchange((), (f,)), *orders[1], Exchange((b,), ())],
     ]
-    text = refused_programs(Flow(orders, 1, 1), programs)
+    text = refused_programs(Dependencies(orders, 1, 1), programs)
     assert "rank 0, instruction 0 (send(F0.0)): it sends F0.0, but nothing is made that is not sent yet" in text
     assert ">send(F0.0)<" in text
 
 
 def test_sends_out_of_the_order_in_which_they_were_made_are_refused():
-    plan, flow = plan_and_flow(2, 2, 4)
+    plan, dependencies = plan_and_flow(2, 2, 4)
     program = plan.programs[0]
     one, two = [(j, t) for j, x in enumerate(program) if is_exchange(x) for t in x.sends if t.kind == "F"][:2]
     program[one[0]] = Exchange((two[1],), program[one[0]].receives)
-    text = refused_programs(flow, plan.programs)
+    text = refused_programs(dependencies, plan.programs)
     assert f"it sends {two[1]}, but" in text and "rank 0, instruction" in text
 
 
 def test_an_activation_that_would_meet_a_gradient_at_two_stages_is_refused():
-    plan, flow = plan_and_flow(2, 2, 4, blocking=True)
+    plan, dependencies = plan_and_flow(2, 2, 4, blocking=True)
     program = plan.programs[1]
     at = next(j for j, x in enumerate(program) if is_exchange(x) and {t.kind for t in x.sends} == {"F", "B"})
     # Each queue by itself stays FIFO; but both go to rank 0, which receives them in the other order.
     program[at] = program[at]._replace(sends=program[at].sends[::-1])
-    text = refused_programs(flow, plan.programs)
+    text = refused_programs(dependencies, plan.programs)
     one, other = sorted(program[at].sends)
     assert f"its {one} meets {other} at the other end" in text or f"its {other} meets {one} at the other end" in text
     assert text.startswith("rank ") and ", instruction " in text and ">" in text
@@ -145,26 +146,26 @@ def test_programs_that_wait_for_each_other_are_refused():
         [F0, send(f), receive(g), F1, send(h), receive(b), B1, send(c), receive(d), B0],
         [receive(f), F0, send(g), receive(h), F1, B1, send(b), receive(c), B0, send(d)],
     ]
-    flow = Flow(orders, 2, 1)
-    verify_programs(flow, good)
+    dependencies = Dependencies(orders, 2, 1)
+    verify_programs(dependencies, good)
     good[0][1:3] = good[0][2:0:-1]  # rank 0 wants the answer before it sends the question
-    text = refused_programs(flow, good)
+    text = refused_programs(dependencies, good)
     assert "rank 0, instruction 1 (receive(F1.0)): deadlock: it waits for rank 1 to join F1.0" in text
     assert ">receive(F1.0)<" in text and "[receive(F0.0)]" in text
 
 
 def test_a_program_that_leaves_its_order_is_refused():
-    plan, flow = plan_and_flow(2, 1, 2)
+    plan, dependencies = plan_and_flow(2, 1, 2)
     program = plan.programs[0]
     program.remove(program[-1])
-    assert "rank 0" in refused_programs(flow, plan.programs)
+    assert "rank 0" in refused_programs(dependencies, plan.programs)
 
 
 @st.composite
 def mutations(draw):
     """(flow, programs after one change to them, whether the change must be fatal)."""
     p, num_chunks, m = draw(pipelines(max_p=4, max_v=3))
-    plan, flow = plan_and_flow(p, num_chunks, min(m, 7), blocking=draw(st.booleans()))
+    plan, dependencies = plan_and_flow(p, num_chunks, min(m, 7), blocking=draw(st.booleans()))
     programs = draw(st.sampled_from(("merged", "serial")))
     programs = plan.serial_programs if programs == "serial" else plan.programs
     program = programs[draw(st.integers(0, p - 1))]
@@ -178,19 +179,19 @@ def mutations(draw):
         other = at + 1 if change == "swap" else draw(st.integers(0, len(program) - 1))
         assume(other < len(program) and program[at] != program[other])
         program.insert(other, program.pop(at))
-    return flow, programs, change in ("drop", "double")
+    return dependencies, programs, change in ("drop", "double")
 
 
 @settings(max_examples=200)
 @given(mutations())
 def test_no_change_to_a_program_gets_through_unless_it_still_runs(mutation):
-    flow, programs, fatal = mutation
+    dependencies, programs, fatal = mutation
     try:
-        verify_programs(flow, programs)
+        verify_programs(dependencies, programs)
     except ScheduleError:
         return
     assert not fatal
-    check_programs(programs, flow.num_chunks)
+    check_programs(programs, dependencies.num_chunks)
 
 
 @settings(max_examples=50)
@@ -218,3 +219,11 @@ def test_the_drawing_shows_the_nearest_ranks_of_many():
         verify_orders(orders, 1, 3)
     lines = str(error.value).splitlines()[1:]
     assert len(lines) == 16 and any("rank 30" in line and ">F0.0<" in line for line in lines)
+
+
+def test_what_is_received_and_never_used_is_named_the_first_of_it():
+    plan, dependencies = plan_and_flow(2, 1, 2)
+    one_sided = [list(program) for program in plan.programs]
+    for part in (7, 5):
+        one_sided[0].append(Exchange((), (Transfer("B", part, 0),)))
+    assert refused_programs(dependencies, one_sided) == "rank 0 receives B5.0 and never uses it"

@@ -6,7 +6,8 @@ from paddle_vpp_ext.schedule.action import format_order
 from paddle_vpp_ext.schedule.fthenb import forward_only, fthenb
 from paddle_vpp_ext.schedule.grouping import even, first
 from paddle_vpp_ext.schedule.interleave import interleaved
-from paddle_vpp_ext.schedule.registry import read_groups, read_slope, read_switch, vpp
+from paddle_vpp_ext.planning.registry import vpp
+from paddle_vpp_ext.planning.values import read_groups, read_slope, read_switch
 
 from oracle import pipelines
 

@@ -38,7 +38,7 @@ def command(monkeypatch, registry):
 
 def _run_here(words):
     """The command in this process."""
-    from paddle_vpp_ext.tools.cli import main
+    from paddle_vpp_ext.tools.cli.main import main
 
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -64,7 +64,7 @@ def without(tmp_path):
 @pytest.fixture
 def registry():
     """The schedules; what a test registers is forgotten after it."""
-    from paddle_vpp_ext.schedule.registry import SCHEDULES
+    from paddle_vpp_ext.planning.registry import SCHEDULES
 
     before = dict(SCHEDULES)
     yield SCHEDULES

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paddle_vpp_ext.activation import PTH
-from paddle_vpp_ext.tools.doctor import Activation, Found, Paddle, diagnose
+from paddle_vpp_ext.tools.cli.doctor import Activation, Found, Paddle, diagnose
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_PADDLE = "print('paddle')\n"
@@ -170,7 +170,7 @@ def test_doctor_tries_it(command, tmp_path):
     (tmp_path / "paddle.py").write_text(
         "__version__ = '3.3.1'\nis_compiled_with_cuda = lambda: False\n"
         "import sys, types\nours = types.ModuleType('ours')\nours.enable, ours.is_enabled = lambda: None, lambda: True\n"
-        "sys.modules['paddle_vpp_ext.fleet.selector'] = ours\n", encoding="utf-8"
+        "sys.modules['paddle_vpp_ext.fleet.engine.selector'] = ours\n", encoding="utf-8"
     )
     done = command("doctor", before=[tmp_path], PADDLE_VPP_EXT="1")
     assert "activation: PADDLE_VPP_EXT=1, every script that imports Paddle gets the extension" in done.stdout

@@ -1,7 +1,7 @@
 """``check`` proves schedules from files, or says where they fail."""
 import pytest
 
-from paddle_vpp_ext.schedule.plan import make_plan
+from paddle_vpp_ext.planning.planner import make_plan
 from paddle_vpp_ext.tools import order_file
 
 GOOD = "F0.0 F0.1 B0.0 B0.1\nF0.0 B0.0 F0.1 B0.1\n"
@@ -53,10 +53,10 @@ def test_a_split_backward_and_an_evaluation_by_hand_are_ok(command, tmp_path):
     ("F0.0 B0.0\nB0.0 F0.0\n", ["rank 1, instruction 0 (B0.0): it comes before F0.0", ">B0.0<  F0.0"]),
     ("F0.0 B0.0 F0.1 B0.1\nF0.1 B0.1 F0.0 B0.0", ["deadlock: rank 0 cannot start B0.0 (its action 1)", "[F0.1]"]),
     ("F0.0 F0.0 B0.0\nF0.0 B0.0", ["rank 0, instruction 1 (F0.0): it is there a second time", ">F0.0<"]),
-    ("F0.0 B0.0\nF0.0 X0.0", ["line 2: rank 1, instruction 1: 'X0.0' is no action"]),
+    ("F0.0 B0.0\nF0.0 X0.0", ["line 2: rank 1, instruction 1: 'X0.0' is not an action"]),
     ("F0.0 B0.0", ["there are 1 lines with actions"]),
     ("", ["there are 0 lines"]),
-    ("rank 0:\nrank 1:", ["there is no action in it"]),
+    ("rank 0:\nrank 1:", ["there is not an action in it"]),
     ("rank 0: F0.0\nrank 0: F0.0", ["line 2: rank 0 is there a second time"]),
     ("rank 0: F0.0\nrank 2: F0.0", ["there is no rank 1"]),
 ])

@@ -2,9 +2,10 @@
 import pytest
 
 from paddle_vpp_ext.schedule.costs import Costs
-from paddle_vpp_ext.schedule.plan import make_plan
-from paddle_vpp_ext.schedule.registry import register_schedule
-from paddle_vpp_ext.tools.compare_command import compare, table
+from paddle_vpp_ext.planning.planner import make_plan
+from paddle_vpp_ext.planning.registry import register_schedule
+from paddle_vpp_ext.tools.cli.compare import table
+from paddle_vpp_ext.tools.comparison import compare
 
 OWN = "paddle_vpp_ext/examples/own_schedule.py"
 
@@ -66,7 +67,7 @@ def test_a_users_schedule_is_planned_from_a_file_or_a_module(command):
     ("nowhere.py", None, "there is no file nowhere.py"),
     ("mine", None, "neither FILE.py nor MODULE:FUNCTION"),
     ("no_such_module:function", None, "failed with ModuleNotFoundError"),
-    ("paddle_vpp_ext.config:waves", None, "failed with AttributeError"),
+    ("paddle_vpp_ext.planning.options:waves", None, "failed with AttributeError"),
     ("mine.py", "x = 1", "registers no schedule"),
     ("mine.py", "1 / 0", "failed with ZeroDivisionError"),
     ("mine.py", "import sys; sys.exit(3)", "failed with SystemExit"),

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from paddle_vpp_ext.schedule.costs import Costs
-from paddle_vpp_ext.tools.cli import main
+from paddle_vpp_ext.tools.cli.main import main
 
 PIPELINE = ["--pp", "2", "--vpp", "2", "--acc", "4"]
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddle_vpp_ext.positions import judge, line_of, positions_in, table_of
-from paddle_vpp_ext.tools.cli import main
+from paddle_vpp_ext.diagnosis import judge, line_of, positions_in, table_of
+from paddle_vpp_ext.tools.cli.main import main
 
 RANKS = [4, 5, 6, 7]
 

@@ -1,7 +1,7 @@
 """``doctor`` finds what is wrong, says what to do, and survives what it examines."""
 import pytest
 
-from paddle_vpp_ext.tools.doctor import Found, Paddle, diagnose, numbers
+from paddle_vpp_ext.tools.cli.doctor import Found, Paddle, diagnose, numbers
 
 GOOD = {"paddlepaddle": "3.3.1", "protobuf": "7.36.2", "numpy": "2.4.6", "rich": "15.0.0", "matplotlib": "3.11.2"}
 

@@ -6,12 +6,13 @@ import pytest
 
 from paddle_vpp_ext.schedule.action import Action
 from paddle_vpp_ext.schedule.costs import Costs
-from paddle_vpp_ext.schedule.plan import make_plan, plan_orders
-from paddle_vpp_ext.tools import palette, text, timeline, trace
-from paddle_vpp_ext.tools.timeline import Block
+from paddle_vpp_ext.schedule.plan import plan_orders
+from paddle_vpp_ext.planning.planner import make_plan
+from paddle_vpp_ext.tools.draw import palette, text, timeline, perfetto as trace
+from paddle_vpp_ext.tools.draw.timeline import Block
 
 
-def rows_of(p=4, num_chunks=2, m=10, **more):
+def timeline_of(p=4, num_chunks=2, m=10, **more):
     return timeline.from_plan(make_plan("VPP", p, num_chunks, m, **more))
 
 
@@ -25,23 +26,23 @@ def split_rows():
 
 def test_rows_have_the_plans_actions_and_times():
     plan, costs = make_plan("VPP", 2, 2, 3), Costs(2, 1, 1, 0.5)
-    rows, result = timeline.from_plan(plan, costs), plan.simulate(costs)
-    for rank, blocks in timeline.by_rank(rows).items():
-        assert [b.action for b in blocks] == plan.orders[rank]
-        assert [(b.start, b.end) for b in blocks] == result.spans[rank]
-    assert timeline.summary(rows) == (result.makespan, pytest.approx(result.idle_share), result.peak_activations)
+    blocks, result = timeline.from_plan(plan, costs), plan.simulate(costs)
+    for rank, of_rank in timeline.by_rank(blocks).items():
+        assert [b.action for b in of_rank] == plan.orders[rank]
+        assert [(b.start, b.end) for b in of_rank] == result.spans[rank]
+    assert timeline.summary(blocks) == (result.makespan, pytest.approx(result.idle_share), result.peak_activations)
 
 
 def test_measured_rows_may_start_anywhere_and_be_plain_lists():
-    rows = timeline.to_rows([[0, 105, 107, "B", 0, 0], [0, 100, 101, "F", 0, 0]])
-    assert timeline.summary(rows) == (7.0, [pytest.approx(4 / 7)], [1])
-    assert timeline.from_zero(rows)[0] == Block(0, 5.0, 7.0, "B", 0, 0)
+    blocks = timeline.to_timeline([[0, 105, 107, "B", 0, 0], [0, 100, 101, "F", 0, 0]])
+    assert timeline.summary(blocks) == (7.0, [pytest.approx(4 / 7)], [1])
+    assert timeline.from_zero(blocks)[0] == Block(0, 5.0, 7.0, "B", 0, 0)
 
 
 @pytest.mark.parametrize("block", [(0, 1, 2, "F", 0), (0, 2, 1, "F", 0, 0), (0, 1, 2, "X", 0, 0), (0, 1, float("nan"), "F", 0, 0), 7, ("a", 1, 2, "F", 0, 0)])
 def test_what_is_no_block_is_refused_and_shown(block):
-    with pytest.raises(ValueError, match="is no block"):
-        timeline.to_rows([block])
+    with pytest.raises(ValueError, match="is not a block"):
+        timeline.to_timeline([block])
 
 
 def test_shades_and_inks_differ():
@@ -52,7 +53,7 @@ def test_shades_and_inks_differ():
 
 
 def test_text_draws_what_runs_in_every_column():
-    page = text.plain(rows_of(2, 1, 2), "head", 60)
+    page = text.plain(timeline_of(2, 1, 2), "head", 60)
     assert page.splitlines()[:5] == [
         "head",
         "",
@@ -73,8 +74,8 @@ def test_text_of_nothing_and_of_no_time_is_still_text():
 
 
 def test_text_cut_into_bands_shows_all_columns():
-    rows = rows_of()
-    wide, narrow = (text.plain(rows, "", width) for width in (400, 80))
+    blocks = timeline_of()
+    wide, narrow = (text.plain(blocks, "", width) for width in (400, 80))
     line = lambda page, rank: "".join(row[7:] for row in page.splitlines() if row.startswith(f"rank {rank} "))
     assert all(len(line(wide, rank)) == 69 * 3 for rank in range(4))
     # A number may be written once more where its block is cut, so only the idle columns are compared.
@@ -83,9 +84,9 @@ def test_text_cut_into_bands_shows_all_columns():
 
 
 def test_a_trace_has_every_block_in_microseconds_on_its_ranks_track(tmp_path):
-    rows = [Block(0, 1.0, 1.5, "F", 1, 7), Block(1, 1.5, 2.5, "B", 0, 3)]
+    blocks = [Block(0, 1.0, 1.5, "F", 1, 7), Block(1, 1.5, 2.5, "B", 0, 3)]
     path = tmp_path / "trace.json"
-    trace.save(path, rows, unit_us=1e6)
+    trace.save(path, blocks, unit_us=1e6)
     events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     complete = [(e["name"], e["cat"], e["tid"], e["ts"], e["dur"], e["args"]) for e in events if e["ph"] == "X"]
     assert complete == [
@@ -97,7 +98,7 @@ def test_a_trace_has_every_block_in_microseconds_on_its_ranks_track(tmp_path):
 
 
 def test_a_traces_tracks_never_overlap():
-    events = [e for e in trace.events(rows_of(blocking=True)) if e["ph"] == "X"]
+    events = [e for e in trace.events(timeline_of(blocking=True)) if e["ph"] == "X"]
     assert len(events) == 4 * 2 * 2 * 10
     for rank in range(4):
         track = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["tid"] == rank)
@@ -114,13 +115,13 @@ def words_of(path):
 @pytest.fixture
 def picture():
     pytest.importorskip("matplotlib")
-    from paddle_vpp_ext.tools import picture
+    from paddle_vpp_ext.tools.draw import picture
 
     return picture
 
 
 def test_a_picture_has_ranks_figures_and_a_number_in_every_block(picture, tmp_path):
-    picture.save(tmp_path / "x.svg", {"plan": rows_of(m=8)}, "a title", unit="ms")
+    picture.save(tmp_path / "x.svg", {"plan": timeline_of(m=8)}, "a title", unit="ms")
     words = words_of(tmp_path / "x.svg")
     for wanted in ("a title", "plan", "rank 0", "rank 3", "forward", "backward", "idle", "peak", "time (ms)"):
         assert wanted in words
@@ -130,7 +131,7 @@ def test_a_picture_has_ranks_figures_and_a_number_in_every_block(picture, tmp_pa
 
 
 def test_a_picture_of_plan_and_run_has_both_on_one_scale(picture, tmp_path):
-    plan = rows_of()
+    plan = timeline_of()
     run = [tuple(b._replace(start=b.start * 1.1 + 1e6, end=b.end * 1.1 + 1e6)) for b in plan]
     drawn = picture.figure({"plan": plan, "run": run})
     assert [axes.get_xlim() for axes in drawn.axes] == [(0, pytest.approx(69 * 1.1))] * 2
@@ -141,7 +142,7 @@ def test_a_picture_of_plan_and_run_has_both_on_one_scale(picture, tmp_path):
 
 
 def test_panels_in_different_units_get_scales_of_their_own(picture):
-    plan = rows_of()
+    plan = timeline_of()
     run = [b._replace(start=b.start / 1000, end=b.end / 1000) for b in plan]
     assert [axes.get_xlim()[1] for axes in picture.figure({"plan": plan, "run": run}).axes] == [69, pytest.approx(0.069)]
 
@@ -156,13 +157,13 @@ def test_bars_have_the_colours_of_kind_and_chunk(picture):
 
 def test_the_same_plan_gives_the_same_svg(picture, tmp_path):
     for name in "ab":
-        picture.save(tmp_path / f"{name}.svg", {"plan": rows_of()})
+        picture.save(tmp_path / f"{name}.svg", {"plan": timeline_of()})
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
 def test_pictures_of_nothing_of_no_time_and_of_many_blocks_are_drawn(picture, tmp_path):
-    for rows in ([], [Block(0, 3.0, 3.0, "F", 0, 0)], rows_of(8, 4, 100)):
-        picture.save(tmp_path / "x.png", {"plan": rows})
+    for blocks in ([], [Block(0, 3.0, 3.0, "F", 0, 0)], timeline_of(8, 4, 100)):
+        picture.save(tmp_path / "x.png", {"plan": blocks})
         assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -170,13 +171,13 @@ def test_the_users_matplotlib_stays_as_it_is(picture, tmp_path):
     import matplotlib
 
     before = dict(matplotlib.rcParams)
-    picture.save(tmp_path / "x.png", {"plan": rows_of(2, 1, 2)})
+    picture.save(tmp_path / "x.png", {"plan": timeline_of(2, 1, 2)})
     assert dict(matplotlib.rcParams) == before
 
 
 def test_an_unknown_picture_format_and_no_panels_are_refused(picture, tmp_path):
     with pytest.raises(ValueError, match="png or svg"):
-        picture.save(tmp_path / "x.gif", {"plan": rows_of()})
+        picture.save(tmp_path / "x.gif", {"plan": timeline_of()})
     with pytest.raises(ValueError, match="at least one panel"):
         picture.save(tmp_path / "x.png", {})
 
@@ -184,7 +185,7 @@ def test_an_unknown_picture_format_and_no_panels_are_refused(picture, tmp_path):
 def test_without_matplotlib_the_error_names_what_to_install(monkeypatch, tmp_path):
     import sys
 
-    from paddle_vpp_ext.tools import picture
+    from paddle_vpp_ext.tools.draw import picture
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"pip install paddle_vpp_ext\[viz\]"):

@@ -67,14 +67,14 @@ def test_a_squeezed_timeline_says_so(command):
 
 
 @pytest.mark.parametrize("words, sentence", [
-    (["--pp", 1, "--acc", 4], "--pp: '1' is no whole number of at least 2"),
-    (["--pp", 4, "--acc", 0], "--acc: '0' is no whole number"),
-    (["--pp", 4, "--acc", "ten"], "'ten' is no whole number"),
+    (["--pp", 1, "--acc", 4], "--pp: '1' is not a whole number of at least 2"),
+    (["--pp", 4, "--acc", 0], "--acc: '0' is not a whole number"),
+    (["--pp", 4, "--acc", "ten"], "'ten' is not a whole number"),
     (["--pp", 4, "--vpp", "1.5", "--acc", 8], "--vpp: '1.5'"),
     (["--pp", 4], "required: --acc"),
     ([], "required: --pp, --acc"),
-    (["--pp", 4, "--acc", 8, "--hop", "-1"], "--hop: '-1' is no time"),
-    (["--pp", 4, "--acc", 8, "--forward", "nan"], "--forward: 'nan' is no time"),
+    (["--pp", 4, "--acc", 8, "--hop", "-1"], "--hop: '-1' is not a time"),
+    (["--pp", 4, "--acc", 8, "--forward", "nan"], "--forward: 'nan' is not a time"),
     (["--pp", 4, "--acc", 8, "--weight", "3"], "--weight 3 is a part of --backward 2"),
     (["--pp", 4, "--acc", 8, "--color"], "unrecognized arguments: --color"),
     (["--pp", 4, "--vpp", 2, "--acc", 3], "add --schedule VPP"),

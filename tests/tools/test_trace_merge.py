@@ -111,10 +111,10 @@ def test_steps_that_a_rank_lacks_are_left_out(folder):
 @pytest.mark.parametrize("spoil, sentence", [
     (lambda folder: [path.unlink() for path in folder.glob("*.jsonl")], "has no recording"),
     (lambda folder: (folder / "engine0-pipeline0-rank0.jsonl").unlink(), "has no file of rank 0: copy the files of all 2 ranks"),
-    (lambda folder: (folder / "engine0-pipeline0-rank1.jsonl").write_text("nonsense\n", encoding="utf-8"), "is no recording of paddle_vpp_ext"),
-    (lambda folder: (folder / "engine0-pipeline0-rank1.jsonl").write_text("[1]\n", encoding="utf-8"), "is no recording of paddle_vpp_ext"),
-    (lambda folder: (folder / "engine0-pipeline0-rank1.jsonl").write_bytes(b"\xff\xfe\n"), "is no recording of paddle_vpp_ext"),
-    (lambda folder: (folder / "engine0-pipeline0-rank1.jsonl").write_text("", encoding="utf-8"), "is no recording of paddle_vpp_ext"),
+    (lambda folder: (folder / "engine0-pipeline0-rank1.jsonl").write_text("nonsense\n", encoding="utf-8"), "is not a recording of paddle_vpp_ext"),
+    (lambda folder: (folder / "engine0-pipeline0-rank1.jsonl").write_text("[1]\n", encoding="utf-8"), "is not a recording of paddle_vpp_ext"),
+    (lambda folder: (folder / "engine0-pipeline0-rank1.jsonl").write_bytes(b"\xff\xfe\n"), "is not a recording of paddle_vpp_ext"),
+    (lambda folder: (folder / "engine0-pipeline0-rank1.jsonl").write_text("", encoding="utf-8"), "is not a recording of paddle_vpp_ext"),
     (lambda folder: [write(folder, rank, "10.0 [0, 1]", steps=0) for rank in range(2)], "has no step that all ranks have recorded"),
 ])
 def test_what_is_missing_is_told_in_one_sentence(command, folder, spoil, sentence):

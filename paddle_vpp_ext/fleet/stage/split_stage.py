@@ -1,0 +1,30 @@
+"""The stage of schedules whose backward is split in two: I, then W."""
+from .split_backward import SplitBackward
+from .pipeline_stage import PipelineStage
+
+
+class SplitStage(PipelineStage):
+    """Puts off the gradients of weights from I to W, without a change to the model."""
+
+    def __init__(self, engine, boundaries):
+        super().__init__(engine, boundaries)
+        self._split = SplitBackward()
+
+    def begin(self, *args):
+        super().begin(*args)
+        self._split.clear()
+
+    def forward(self, chunk, micro_batch, message):
+        if not self._training:
+            return super().forward(chunk, micro_batch, message)
+        with self._split.forward(chunk):
+            payload = super().forward(chunk, micro_batch, message)
+        self._split.built(chunk, self._saved[chunk, micro_batch].roots)
+        return payload
+
+    def backward_input(self, chunk, micro_batch, grads):
+        with self._split.input_pass((chunk, micro_batch)):
+            return super().backward(chunk, micro_batch, grads)
+
+    def backward_weight(self, chunk, micro_batch):
+        self._split.weight_pass((chunk, micro_batch))

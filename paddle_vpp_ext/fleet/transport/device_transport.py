@@ -1,0 +1,118 @@
+"""The transport on devices: Paddle's public P2POp and batch_isend_irecv."""
+import json
+from typing import Any, Dict, List, Sequence, Tuple
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+
+from ...executor import Pending
+from ...schedule.dependencies import Transfer
+from ..messages import Boundaries, Payload, receive_message, send_message, tensors_of
+
+
+class DeviceTransport:
+    """Each exchange is one grouped call on the pipeline group.
+
+    With two ``groups``, for activations (F) and for gradients (B), exchanges run beside the
+    computation, one grouped call for each kind: the device waits for what comes when it needs it.
+    With one it waits at once. The host never waits, but for headers.
+    """
+
+    def __init__(self, ranks: Sequence[int], stage: int, groups: Dict[str, Any], boundaries: Boundaries):
+        self._ranks, self._stage, self._groups = list(ranks), stage, groups
+        self._boundaries = boundaries
+        self._overlap = groups["F"] is not groups["B"]
+        self.blocking = not self._overlap
+        self._with_headers = False
+
+    def begin(self, with_headers: bool) -> None:
+        """Starts a step. With headers each message is several calls, so its exchanges hold one transfer each and block."""
+        self._with_headers = with_headers
+        self.blocking = with_headers or not self._overlap
+
+    def close(self) -> None:
+        """Nothing to end: the group belongs to fleet."""
+
+    def gather(self, value: Any) -> List[Any]:
+        """Everybody's ``value`` (plain data that JSON can hold), in the order of the stages. The host waits."""
+        data = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
+        sizes = [int(size[0]) for size in self._all_gather(np.array([data.size], dtype=np.int64))]
+        padded = np.zeros(max(sizes), dtype=np.uint8)
+        padded[: data.size] = data
+        return [json.loads(other[:size].tobytes()) for other, size in zip(self._all_gather(padded), sizes)]
+
+    def _all_gather(self, array):
+        everybody = []
+        dist.all_gather(everybody, paddle.to_tensor(array), group=self._groups["F"])
+        return [tensor.numpy() for tensor in everybody]
+
+    def exchange(self, sends: Sequence[Tuple[Transfer, Payload]], receives: Sequence[Transfer]) -> Pending:
+        for transfer, payload in sends:
+            if transfer.kind == "B":
+                self._boundaries.check_gradients(transfer, payload.tensors)
+        if self._with_headers:
+            return self._one_message(sends, receives)
+        operations = {id(group): [] for group in self._groups.values()}
+        of = lambda transfer: operations[id(self._groups[transfer.kind])]
+        values = []
+        for transfer, payload in sends:
+            for tensor in payload.tensors:
+                of(transfer).append(self._operation(dist.isend, tensor.contiguous(), transfer.kind, transfer.to_part))
+        for transfer in receives:
+            message = self._boundaries.empty_message(transfer)
+            for tensor in tensors_of(message):
+                of(transfer).append(self._operation(dist.irecv, tensor, transfer.kind, transfer.part))
+            values.append(message)
+        calls = {group: _Call(of_group) for group, of_group in operations.items()}
+        call_of = lambda transfer: calls[id(self._groups[transfer.kind])]
+        return Pending(
+            [_Ticket(call_of(transfer), None) for transfer, _ in sends],
+            [_Ticket(call_of(transfer), value) for transfer, value in zip(receives, values)],
+        )
+
+    def _one_message(self, sends, receives):
+        assert len(sends) + len(receives) == 1, "with headers an exchange holds one transfer"
+        for transfer, payload in sends:
+            send_message(lambda tensor: self._now(dist.isend, tensor, transfer.kind, transfer.to_part), payload.tensors, payload.header)
+            return Pending([_Ticket(_Call([]), None)], [])
+        transfer = receives[0]
+        receive = lambda tensor: self._now(dist.irecv, tensor, transfer.kind, transfer.part)
+        return Pending([], [_Ticket(_Call([]), receive_message(receive, self._boundaries, transfer))])
+
+    def _now(self, function, tensor, kind, part):
+        _Call([self._operation(function, tensor.contiguous(), kind, part)]).wait()
+
+    def _operation(self, function, tensor, kind, part):
+        return dist.P2POp(function, tensor, self._ranks[part % len(self._ranks)], self._groups[kind])
+
+
+class _Call:
+    """A grouped call under way. It keeps what is sent, maybe a contiguous copy, until it is done."""
+
+    def __init__(self, operations):
+        self._operations = operations
+        self._tasks = dist.batch_isend_irecv(operations) if operations else []
+
+    def wait(self):
+        for task in self._tasks:
+            task.wait()
+        self._tasks, self._operations = [], []
+
+    def done(self):
+        return all(task.is_completed() for task in self._tasks)
+
+
+class _Ticket:
+    """One transfer of a call; ``wait`` makes the device's computation wait for it, not the host."""
+
+    def __init__(self, call, value):
+        self._call, self._value = call, value
+        self.done = call.done
+
+    def wait(self):
+        self._call.wait()
+        return self._value
+
+    def early(self):
+        return self._value
