@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Draws the README's pictures anew: a plan, the page, and a recorded run of the example beside its plan.
-# Wants Chromium (on Debian: apt-get install chromium) and two idle cores.
+# Wants Chromium, which ci/environment.sh gets, and two idle cores.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source ci/environment.sh
 
-make_environment .venv
+make_environment .venv browser
 pip install -q -e '.[cpu,viz]'
 pictures=paddle_vpp_ext/examples/pictures
 work=output/pictures
@@ -14,7 +14,7 @@ mkdir -p "$work"
 plan=(paddle-vpp plan --pp 4 --vpp 2 --acc 11 --schedule VPP:groups=even)
 "${plan[@]}" --png "$pictures/plan.png" >/dev/null
 "${plan[@]}" --hop 0.1 --html "$work/plan.html" >/dev/null
-"${CHROMIUM:-chromium}" --headless --no-sandbox --disable-gpu --disable-background-networking --disable-component-update \
+"$(browser)" --headless --no-sandbox --disable-gpu --disable-background-networking --disable-component-update \
     --disable-sync --no-first-run --user-data-dir="$(mktemp -d)" --window-size=1400,730 \
     --screenshot="$pictures/page.png" "file://$PWD/$work/plan.html"
 
