@@ -1,30 +1,30 @@
+"""What pyproject.toml cannot say: extras that are computed, the README for an index, and the line for Python's start."""
 import re
+import runpy
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import setup
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
-VERSION = re.search(r'__version__ = "(.+)"', (HERE / "paddle_vpp_ext/__init__.py").read_text())[1]
 
-# What a release of Paddle breaks with and does not say: protobuf 7 and no setuptools (Python has had none since 3.12)
-# up to 3.2.2, numpy 2 with 2.6.
-PINS = {
-    "2.6.2": ["protobuf<7", "setuptools", "numpy<2"],
-    "3.0.0": ["protobuf<7", "setuptools"],
-    "3.1.1": ["protobuf<7", "setuptools"],
-    "3.2.2": ["protobuf<7", "setuptools"],
-    "3.3.1": [],
-}
+RELEASES = runpy.run_path(str(HERE / "paddle_vpp_ext/releases.py"))["RELEASES"]
 
 extras = {
     "cpu": ["paddlepaddle>=2.6.2", "protobuf<7"],
     "gpu": ["paddlepaddle-gpu>=2.6.2", "protobuf<7"],
     "viz": ["matplotlib", "rich", "tqdm"],
-    "test": ["pytest", "hypothesis", "ortools", "matplotlib", "rich"],
+    "test": ["pytest", "pytest-xdist", "hypothesis", "ortools", "matplotlib", "rich"],
 }
 # cpu-262 and so on: no dots, which older pips do not find again.
-extras.update({f"cpu-{release.replace('.', '')}": [f"paddlepaddle=={release}", *pins] for release, pins in PINS.items()})
+extras.update({f"cpu-{release.replace('.', '')}": [f"paddlepaddle=={release}", *pins] for release, pins in RELEASES.items()})
+
+
+def readme_for_an_index():
+    """README.md as a page of its own: an index shows neither pictures nor files that are beside the README, and no embedded pictures."""
+    text = (HERE / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"!\[([^]]*)\]\((?!https?:)([^)]+)\)", r"*(In the source distribution: a picture of \1, `\2`.)*", text)
+    return re.sub(r"\[([^]]+)\]\((?!https?:|#)([^)]+)\)", r"`\2`", text)
 
 
 class BuildWithActivation(build_py):
@@ -39,17 +39,8 @@ class BuildWithActivation(build_py):
 
 
 setup(
-    name="paddle_vpp_ext",
-    version=VERSION,
-    description="Virtual pipeline for any accumulate_steps, and forward-backward overlap, for every PaddlePaddle from 2.6.2 on",
-    long_description=(HERE / "README.md").read_text(),
+    long_description=readme_for_an_index(),
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
-    python_requires=">=3.9",
-    packages=find_packages(include=["paddle_vpp_ext", "paddle_vpp_ext.*"]),
-    package_data={"paddle_vpp_ext": ["*.pth"], "paddle_vpp_ext.tools.draw": ["html/*"]},
-    install_requires=["numpy"],
     extras_require=extras,
     cmdclass={"build_py": BuildWithActivation},
-    entry_points={"console_scripts": ["paddle-vpp=paddle_vpp_ext.tools.cli.main:main"]},
 )

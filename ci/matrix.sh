@@ -8,13 +8,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source ci/environment.sh
 
 releases=("$@")
-[ $# -gt 0 ] || releases=(2.6.2 3.0.0 3.1.1 3.2.2 3.3.1)
-pure=(schedule executor tools)
+[ $# -gt 0 ] || read -ra releases <<<"$("${PYTHON:-python3}" paddle_vpp_ext/releases.py)"
+pure=(house schedule search executor tools)
 
-# environment RELEASE: makes it, or reuses one that was completed from the same setup.py and Python in this place, and enters it.
+# environment RELEASE: makes it, or reuses one that was completed from the same requirements and Python in this place, and enters it.
 environment() {
     local folder=.matrix/$1 recipe
-    recipe="$("${PYTHON:-python3}" -V) $(cksum <setup.py) $PWD"
+    recipe="$("${PYTHON:-python3}" -V) $(cat setup.py paddle_vpp_ext/releases.py <(grep ^dependencies pyproject.toml) | cksum) $PWD"
     [ "$(cat "$folder/complete" 2>/dev/null)" = "$recipe" ] || rm -rf "$folder"
     make_environment "$folder"
     if [ ! -e "$folder/complete" ]; then
