@@ -34,7 +34,7 @@ tests() {
 
 # apart COMMANDS: in a bash of its own, for the PATH and for set -e. What it leaves undone the report counts as failed.
 apart() {
-    bash -euo pipefail -c "$(declare -f environment make_environment tests); $1" || true
+    bash -euo pipefail -c "$(declare -f); $1" || true
 }
 
 # fleet RELEASE: its tests, in one piece of output. The newest release has them all.
