@@ -1,4 +1,5 @@
 """What pyproject.toml cannot say: extras that are computed, the README for an index, and the line for Python's start."""
+
 import re
 import runpy
 from pathlib import Path

@@ -2,6 +2,7 @@
 
 The measure is what Git knows, or without Git (in an unpacked sdist) what lies in the folders.
 """
+
 import pathlib
 import re
 import subprocess
@@ -35,7 +36,9 @@ def faults_of_sdist(names, expected):
 def faults_of_wheel(names, expected):
     code = {name for name in expected if name.startswith(f"{PACKAGE}/") and not name.startswith(NOT_IN_THE_WHEEL)}
     found = {name for name in names if ".dist-info/" not in name}
-    yield from (f"the wheel lacks {name}: a folder without __init__.py, or see package-data in pyproject.toml" for name in sorted(code - found))
+    yield from (
+        f"the wheel lacks {name}: a folder without __init__.py, or see package-data in pyproject.toml" for name in sorted(code - found)
+    )
     yield from (f"the wheel has {name}, which does not belong there" for name in sorted(found - code - {PTH}))
     lines = [name for name in names if name.endswith(".pth")]
     if lines != [PTH]:
@@ -46,7 +49,12 @@ def faults_of_metadata(text, readme):
     """Of the wheel's METADATA, against the one place of the version and what an index can show."""
     version = re.search(r'^__version__ = "(.+)"', (ROOT / PACKAGE / "__init__.py").read_text(encoding="utf-8"), re.MULTILINE)[1]
     fields, _, page = text.partition("\n\n")
-    for line in (f"Version: {version}", "License-Expression: Apache-2.0", "Description-Content-Type: text/markdown", "Classifier: Typing :: Typed"):
+    for line in (
+        f"Version: {version}",
+        "License-Expression: Apache-2.0",
+        "Description-Content-Type: text/markdown",
+        "Classifier: Typing :: Typed",
+    ):
         if line not in fields.splitlines():
             yield f"the metadata lacks the line {line!r}"
     for target in re.findall(r"\]\(((?!https?:|#)[^)]*)\)", page):
@@ -62,12 +70,15 @@ def main(folder):
         in_sdist = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
     with zipfile.ZipFile(wheel) as archive:
         in_wheel = archive.namelist()
-        metadata, = (archive.read(name).decode() for name in in_wheel if name.endswith(".dist-info/METADATA"))
+        (metadata,) = (archive.read(name).decode() for name in in_wheel if name.endswith(".dist-info/METADATA"))
     faults = [
-        *faults_of_sdist(in_sdist, expected), *faults_of_wheel(in_wheel, expected),
+        *faults_of_sdist(in_sdist, expected),
+        *faults_of_wheel(in_wheel, expected),
         *faults_of_metadata(metadata, (ROOT / "README.md").read_text(encoding="utf-8")),
     ]
-    print(*faults, sep="\n", file=sys.stderr) if faults else print(f"{sdist.name}: {len(in_sdist)} files; {wheel.name}: {len(in_wheel)} files")
+    print(*faults, sep="\n", file=sys.stderr) if faults else print(
+        f"{sdist.name}: {len(in_sdist)} files; {wheel.name}: {len(in_wheel)} files"
+    )
     return bool(faults)
 
 

@@ -6,6 +6,7 @@ Reads FOLDER/reports/<release>/<area>.xml, writes FOLDER/results.json. REPORT is
 pure areas and the last release. Exits with 1 if a test failed, if tests that should have run have not, or if the
 example's losses differ between releases.
 """
+
 import json
 import pathlib
 import platform
@@ -19,7 +20,7 @@ def read_report(path, release, area):
     """(a row of the result file, the losses that a test has recorded or None), of the area's tests in a report."""
     row = {"release": release, "area": area, "passed": 0, "failed": 0, "skipped": 0, "seconds": 0.0}
     try:
-        cases = [case for case in ElementTree.parse(path).getroot().iter("testcase")]
+        cases = list(ElementTree.parse(path).getroot().iter("testcase"))
     except (OSError, ElementTree.ParseError):
         return {**row, "failed": 1, "note": "did not run to its end"}, None
     losses = None

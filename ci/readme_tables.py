@@ -1,4 +1,5 @@
 """Writes the README's compatibility table from the matrix's result file: python3 ci/readme_tables.py .matrix/results.json"""
+
 import json
 import pathlib
 import re

@@ -16,8 +16,7 @@ for word in "$@"; do
 done
 
 if [ -n "$pure" ]; then
-    folders=(tests/schedule tests/executor)
-    if [ -e tests/search ]; then folders+=(tests/search); fi
+    folders=(tests/schedule tests/executor tests/search)
     [ ${#paths[@]} -eq 0 ] || folders=()
     make_environment .venv-pure
     pip install -q -e '.[test]'

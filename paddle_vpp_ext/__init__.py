@@ -2,6 +2,7 @@
 
 ``enable()`` before ``fleet.init`` makes ``fleet.distributed_model`` return our engines.
 """
+
 __version__ = "0.1.0"
 
 

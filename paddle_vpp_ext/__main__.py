@@ -1,4 +1,5 @@
 """``python -m paddle_vpp_ext``."""
+
 import sys
 
 from .tools.cli.main import main

@@ -4,6 +4,7 @@ Python imports this module at its start when the variable is set: the line in pa
 installs into site-packages, says so. Every Python that the variable reaches does, pip's and the launcher's too,
 so nothing is imported here but what Python has loaded already. ``enable()`` follows at the end of ``import paddle``.
 """
+
 import os
 import sys
 

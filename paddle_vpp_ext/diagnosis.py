@@ -12,9 +12,11 @@ A position is a dict that JSON can hold:
     since      when it began to wait, or None
     error      the error that ended its step, in one line; None if it goes on
 """
+
 import json
 import re
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
 
 from .executor import Pair
 
@@ -32,7 +34,7 @@ def line_of(position: dict) -> str:
     return MARK + json.dumps(position, ensure_ascii=False)
 
 
-def positions_in(log: str) -> List[dict]:
+def positions_in(log: str) -> list[dict]:
     """The positions in a rank's log, in their order; lines that are broken off are left out."""
     found = []
     for line in _LINE.finditer(log):
@@ -48,8 +50,16 @@ def positions_in(log: str) -> List[dict]:
 def _is_position(value):
     """Whether it has the form above; a log may hold anything."""
     forms = {
-        "ranks": list, "rank": int, "step": int, "number": (int, type(None)), "of": int, "last": list,
-        "waits_for": (str, type(None)), "peer": (int, type(None)), "since": (str, type(None)), "error": (str, type(None)),
+        "ranks": list,
+        "rank": int,
+        "step": int,
+        "number": (int, type(None)),
+        "of": int,
+        "last": list,
+        "waits_for": (str, type(None)),
+        "peer": (int, type(None)),
+        "since": (str, type(None)),
+        "error": (str, type(None)),
     }
     if not isinstance(value, dict) or not all(key in value and isinstance(value[key], form) for key, form in forms.items()):
         return False
@@ -84,7 +94,8 @@ def judge(positions: Sequence[dict], ranks: Sequence[int]) -> Verdict:
     if ends:
         by, lost = ends[0][-2:]
         return Verdict(
-            lost, (by, lost),
+            lost,
+            (by, lost),
             f"rank {lost} says nothing (it has ended, hangs, or cannot be reached), and rank {by} waits for it: {_wait(known[by])}",
         )
     ends = [end for end in behind if known[end[-1]]["peer"] not in ranks]
@@ -105,7 +116,7 @@ def table_of(positions: Sequence[dict]) -> str:
     return "\n".join(lines)
 
 
-def _follow(known: Dict[int, dict], rank: int, ranks: Sequence[int]) -> List[int]:
+def _follow(known: dict[int, dict], rank: int, ranks: Sequence[int]) -> list[int]:
     """From a rank to the one it waits for, and on: to one that waits for nobody, that is unknown, or that was met before."""
     path = [rank]
     while path[-1] in known and known[path[-1]]["peer"] in ranks:
@@ -117,12 +128,13 @@ def _follow(known: Dict[int, dict], rank: int, ranks: Sequence[int]) -> List[int
 
 def _judge_circle(known, path):
     """Ranks that wait for each other: a proved plan has no such circle, so something is lost on the way between two of them."""
-    circle = path[path.index(path[-1]):]
+    circle = path[path.index(path[-1]) :]
     pairs = list(zip(circle, circle[1:]))
     # Of two that wait for each other, the one who has done more has surely sent.
     late, ahead = min(pairs, key=lambda pair: (known[pair[0]].get("number") or 0) - (known[pair[1]].get("number") or 0))
     return Verdict(
-        None, (ahead, late),
+        None,
+        (ahead, late),
         f"ranks {' -> '.join(map(str, circle))} wait for each other, so what rank {ahead} sent to rank {late} has not come: "
         f"rank {late} {_wait(known[late])}",
     )

@@ -1,6 +1,8 @@
 """Runs one rank's program against a Stage and a Transport. Imports no Paddle."""
+
 from collections import Counter, deque
-from typing import Any, List, NamedTuple, Optional, Protocol, Sequence, Tuple, Union
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional, Protocol, Union
 
 from .instruments import Instruments
 from .schedule.action import Action
@@ -22,7 +24,7 @@ class Stage(Protocol):
     def backward_weight(self, chunk: int, micro_batch: int) -> None:
         """The rest of that backward."""
 
-    def overlapped(self, forward: Action, backward: Action, inputs: Any, output_grads: Any, comm: Optional["PairComm"]) -> Tuple[Any, Any]:
+    def overlapped(self, forward: Action, backward: Action, inputs: Any, output_grads: Any, comm: Optional["PairComm"]) -> tuple[Any, Any]:
         """A forward and a backward of different micro-batches together; what ``forward`` and ``backward`` return.
 
         With ``comm`` the inputs and gradients may still be on their way until ``comm.wait`` returns.
@@ -60,7 +62,7 @@ class Transport(Protocol):
 
     blocking: bool
 
-    def exchange(self, sends: Sequence[Tuple[Transfer, Any]], receives: Sequence[Transfer]) -> Pending:
+    def exchange(self, sends: Sequence[tuple[Transfer, Any]], receives: Sequence[Transfer]) -> Pending:
         """Starts one grouped exchange."""
 
 
@@ -85,7 +87,7 @@ Instruction = Union[Step, Pair, Exchange]
 NO_EXCHANGE = Exchange((), ())
 
 
-def resolve(program: Program, rank: int, num_stages: int, num_chunks: int, startup: Optional[int] = None) -> List[Instruction]:
+def resolve(program: Program, rank: int, num_stages: int, num_chunks: int, startup: Optional[int] = None) -> list[Instruction]:
     """The program with what each action needs and makes, worked out once per plan.
 
     From the ``startup``-th action on a forward and the backward after it are a Pair; without it nothing is.
@@ -118,9 +120,9 @@ def resolve(program: Program, rank: int, num_stages: int, num_chunks: int, start
     return steps
 
 
-def split_backwards(steps: Sequence[Instruction]) -> List[Instruction]:
+def split_backwards(steps: Sequence[Instruction]) -> list[Instruction]:
     """The same program with each whole backward as I and, right after it, W: for measuring both. There are no pairs in it."""
-    split: List[Instruction] = []
+    split: list[Instruction] = []
     for step in steps:
         if type(step) is Step and step.action.kind == "B":
             input_part, weight_part = (step.action._replace(kind=kind) for kind in "IW")
@@ -297,7 +299,7 @@ class Mail:
 class _Arrived:
     """The ticket of a transfer that has been waited for."""
 
-    def __init__(self, value):
+    def __init__(self, value) -> None:
         self._value = value
 
     def wait(self):

@@ -1,5 +1,7 @@
 """The one seam at which others look on while a step runs. What they get is opaque here as it is to the executor."""
-from typing import Any, Optional, Sequence, Tuple
+
+from collections.abc import Sequence
+from typing import Any, Optional
 
 from .schedule.action import Action
 from .schedule.dependencies import Transfer
@@ -29,10 +31,10 @@ class Instrument:
     def after(self, actions: Sequence[Action], received: Sequence[Any], made: Sequence[Any]) -> None:
         """After it; for each action what came in and what goes out, None where there is nothing."""
 
-    def posting(self, sends: Sequence[Tuple[Transfer, Any]], receives: Sequence[Transfer]) -> None:
+    def posting(self, sends: Sequence[tuple[Transfer, Any]], receives: Sequence[Transfer]) -> None:
         """Before an exchange is handed to the transport."""
 
-    def posted(self, sends: Sequence[Tuple[Transfer, Any]], receives: Sequence[Transfer]) -> None:
+    def posted(self, sends: Sequence[tuple[Transfer, Any]], receives: Sequence[Transfer]) -> None:
         """After it."""
 
     def waiting(self, transfer: Optional[Transfer]) -> None:

@@ -2,6 +2,7 @@
 
 As a library's it says nothing of its own accord: the application configures logging.
 """
+
 import logging
 import sys
 

@@ -2,6 +2,7 @@
 
 ``ci/bench.sh`` runs them. Times on shared machines are noisy: compare the ratios of one run.
 """
+
 import argparse
 import contextlib
 import resource
@@ -11,8 +12,8 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from paddle_vpp_ext.schedule.costs import Costs
 from paddle_vpp_ext.planning.planner import make_plan
+from paddle_vpp_ext.schedule.costs import Costs
 from paddle_vpp_ext.search.search import search
 from paddle_vpp_ext.tools import recorded
 
@@ -329,8 +330,9 @@ def split_table(width=512, rows=(4, 128), repeats=40):
 
 def steps_main():
     """What each of four launched processes runs."""
-    import paddle_vpp_ext
     from paddle.distributed import fleet
+
+    import paddle_vpp_ext
 
     paddle_vpp_ext.enable()
     strategy = fleet.DistributedStrategy()

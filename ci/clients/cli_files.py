@@ -1,4 +1,5 @@
 """What ``paddleformers-cli train`` reads beside a model: a tokenizer, texts and a configuration."""
+
 import json
 import random
 
@@ -32,7 +33,7 @@ def write_tokenizer(model):
 def write_texts(path, count, seed):
     """A text of random words a line."""
     choices = random.Random(seed).choices
-    lines = [json.dumps({"text": " ".join(choices(WORDS[len(SPECIAL):], k=LENGTH - 1))}) for _ in range(count)]
+    lines = [json.dumps({"text": " ".join(choices(WORDS[len(SPECIAL) :], k=LENGTH - 1))}) for _ in range(count)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -1,5 +1,7 @@
 """The clients: how each is told what all are told in other words."""
-from typing import Mapping, NamedTuple
+
+from collections.abc import Mapping
+from typing import NamedTuple
 
 
 class Client(NamedTuple):

@@ -1,4 +1,5 @@
 """Random data for a tiny language model, and batches of it."""
+
 import numpy as np
 
 from sizes import LENGTH, SEED, SIZES

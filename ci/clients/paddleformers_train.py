@@ -1,4 +1,5 @@
 """A training script as a user of PaddleFormers' Trainer writes one."""
+
 from dataclasses import dataclass, field
 
 import paddle
@@ -34,7 +35,7 @@ def load_model(arguments):
 
 
 def main():
-    arguments, = PdArgumentParser(Arguments).parse_args_into_dataclasses()
+    (arguments,) = PdArgumentParser(Arguments).parse_args_into_dataclasses()
     paddle.set_device(arguments.device)
     if arguments.make_model:
         return make_model(arguments.model)
@@ -46,6 +47,7 @@ def main():
         eval_dataset=samples(2 * arguments.gradient_accumulation_steps, arguments.ragged, SEED + 1),
     )
     trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
+    return None
 
 
 if __name__ == "__main__":

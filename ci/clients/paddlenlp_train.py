@@ -1,4 +1,5 @@
 """A training script as a user of PaddleNLP's Trainer writes one, for 2.8 and 3.0."""
+
 import zlib  # noqa: F401, before Paddle, whose own copy of it breaks Python's in 2.6
 from dataclasses import dataclass, field
 
@@ -49,7 +50,7 @@ def load_model(arguments):
 
 
 def main():
-    arguments, = PdArgumentParser(Arguments).parse_args_into_dataclasses()
+    (arguments,) = PdArgumentParser(Arguments).parse_args_into_dataclasses()
     paddle.set_device(arguments.device)
     if arguments.make_model:
         return make_model(arguments.model)
@@ -61,6 +62,7 @@ def main():
         eval_dataset=samples(2 * arguments.gradient_accumulation_steps, arguments.ragged, SEED + 1),
     )
     trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
+    return None
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 CLIENT is one of those in clients.py, ENVIRONMENT the folder of the virtual environment with the client in it; FOLDER
 gets models, logs and checkpoints. Exit status 1 if a loss differs by more than 1e-6, or a training fails.
 """
+
 import contextlib
 import os
 import re
@@ -93,7 +94,9 @@ class Losses(NamedTuple):
     def difference(self, other):
         """The greatest between two; Failed if they are not of as many steps."""
         if not self.train or tuple(map(len, self)) != tuple(map(len, other)):
-            raise Failed(f"{len(self.train)} steps and {len(self.eval)} evaluations, {len(other.train)} and {len(other.eval)} in one process")
+            raise Failed(
+                f"{len(self.train)} steps and {len(self.eval)} evaluations, {len(other.train)} and {len(other.eval)} in one process"
+            )
         return max(abs(a - b) for mine, others in zip(self, other) for a, b in zip(mine, others))
 
 
@@ -182,7 +185,11 @@ class Runner:
         path = f"{self.bin}{os.pathsep}{os.environ['PATH']}"
         with open(log, "w", encoding="utf-8") as file:
             process = subprocess.Popen(
-                list(map(str, command)), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, cwd=self.folder,
+                list(map(str, command)),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
                 env={**kept, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2", "PATH": path, "PADDLE_VPP_EXT": "1", **environment},
                 start_new_session=True,  # a group, for _end
             )

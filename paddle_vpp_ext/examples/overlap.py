@@ -1,7 +1,8 @@
 """Forward-backward overlap: one micro-batch computes while another communicates.
 
-    python -m paddle.distributed.launch --nproc_per_node 2 overlap.py
+python -m paddle.distributed.launch --nproc_per_node 2 overlap.py
 """
+
 import time
 
 import paddle
@@ -44,7 +45,7 @@ class Dispatch(nn.Layer):
 
 
 class Expert(nn.Layer):
-    def __init__(self, width=64):
+    def __init__(self, width=64) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 

@@ -1,4 +1,5 @@
 """A schedule of one's own: FthenB in waves, so that memory does not grow with m."""
+
 import paddle_vpp_ext
 
 

@@ -5,6 +5,7 @@
 The text is the source code of Python's standard library, which every machine has. On GPUs the
 command is the same. ``--check`` also trains the model in one process and demands equal losses.
 """
+
 import argparse
 import math
 import pathlib
@@ -28,7 +29,7 @@ PIPELINE_LAYER_SEED = 1234  # a PipelineLayer seeds layer k of the whole model w
 class Embedding(nn.Layer):
     """Bytes (int64 [batch, length]) to vectors [batch, length, width], with learned positions."""
 
-    def __init__(self, width, length):
+    def __init__(self, width, length) -> None:
         super().__init__()
         self.weight = self.create_parameter([VOCABULARY, width], default_initializer=nn.initializer.Normal(0.0, 0.1))
         self.position = self.create_parameter([length, width], default_initializer=nn.initializer.Normal(0.0, 0.1))
@@ -45,7 +46,7 @@ def tied_head(embedding, x):
 class Block(nn.Layer):
     """Causal self-attention and an MLP, each behind a layer norm and a residual connection."""
 
-    def __init__(self, width, heads):
+    def __init__(self, width, heads) -> None:
         super().__init__()
         self.heads = heads
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -88,7 +89,7 @@ def layer_descs(args):
 class Text:
     """Batches of random pieces of the standard library's source, the same in every process."""
 
-    def __init__(self, size=4_000_000):
+    def __init__(self, size=4_000_000) -> None:
         files = sorted(pathlib.Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
         self.data = np.frombuffer(b"".join(f.read_bytes() for f in files)[:size], dtype=np.uint8).astype(np.int64)
 
@@ -168,10 +169,10 @@ def train_in_one_process(args, text):
         tokens, labels = text.batch(step, args.acc * args.micro_batch_size, args.length)
         total = paddle.zeros([])
         for i in range(0, len(tokens), args.micro_batch_size):
-            x = tokens[i:i + args.micro_batch_size]
+            x = tokens[i : i + args.micro_batch_size]
             for layer in layers:
                 x = layer(x)
-            loss = next_byte_loss(x, labels[i:i + args.micro_batch_size])
+            loss = next_byte_loss(x, labels[i : i + args.micro_batch_size])
             loss = loss / args.acc if args.acc > 1 else loss
             loss.backward()
             total = total + loss.detach()
@@ -181,7 +182,7 @@ def train_in_one_process(args, text):
     return losses
 
 
-def check(args, losses, expected):
+def check(args, losses, expected) -> bool:
     """True if the losses are equal: to the last bit untied, within 1e-5 with the tied head, whose gradient is added up in another order."""
     tolerance = 0.0 if args.untied else 1e-5
     for step, (ours, theirs) in enumerate(zip(losses, expected)):
@@ -192,14 +193,14 @@ def check(args, losses, expected):
     return True
 
 
-def show(args, engine, text, optimizer):
+def show(args, engine, text, optimizer) -> None:
     """Records one more step; prints its idle share beside the plan's, and draws both."""
     with engine.recording() as blocks:
         engine.train_batch(text.batch(args.steps, args.acc * args.micro_batch_size, args.length), optimizer)
     if engine.stage_id != 0:
         return
     from paddle_vpp_ext.schedule.costs import Costs
-    from paddle_vpp_ext.tools.draw import picture, timeline, perfetto
+    from paddle_vpp_ext.tools.draw import perfetto, picture, timeline
 
     run = timeline.from_zero(timeline.to_timeline(blocks))
     mean = lambda kinds: float(np.mean([b.end - b.start for b in run if b.kind in kinds]))
@@ -211,13 +212,18 @@ def show(args, engine, text, optimizer):
     perfetto.save(out / "trace.json", run, unit_us=1e6)
     print(f"timeline: {out / 'trace.json'} (for chrome://tracing or ui.perfetto.dev)")
     try:
-        picture.save(out / "timeline.png", {"plan": plan, "run": run}, title=f"{engine.schedule_text}, p={args.pp}, V={args.vpp}, m={args.acc}", unit="s")
+        picture.save(
+            out / "timeline.png",
+            {"plan": plan, "run": run},
+            title=f"{engine.schedule_text}, p={args.pp}, V={args.vpp}, m={args.acc}",
+            unit="s",
+        )
         print(f"picture: {out / 'timeline.png'}")
     except ImportError as error:
         print(f"no picture: {error}")
 
 
-def main(argv=None):
+def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--pp", type=int, default=4, help="pipeline stages (4)")
     parser.add_argument("--vpp", type=int, default=2, help="chunks per stage (2)")

@@ -115,5 +115,5 @@ class _PaddleOfAGpu:
         return getattr(paddle, name)
 
     @staticmethod
-    def get_device():
+    def get_device() -> str:
         return "gpu:0"

@@ -3,6 +3,7 @@
 ``current()`` answers with an object that knows how to wait for the device, to mark moments and bytes
 on it, and to run something beside its computation.
 """
+
 import threading
 import time
 from typing import Any, Callable, NamedTuple

@@ -3,6 +3,7 @@
 In Paddle all groups meet through one store, partly under the same keys, so that a new group can read the addresses of
 an older one and hang.
 """
+
 import contextlib
 import functools
 import os
@@ -99,6 +100,7 @@ def _serve_store(host):
                 continue
         no_delay({port})  # those who join inherit it from the listening socket
         return store, port
+    return None
 
 
 def _make_store(host, port, is_master):

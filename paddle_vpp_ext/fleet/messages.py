@@ -5,10 +5,12 @@ of lists of them). Its Signature goes ahead of the first micro-batch that crosse
 and holds for the others; the gradients that come back have the shapes and dtypes of those of
 the tensors that need one, so they need no header.
 """
+
 import functools
 import json
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import paddle
@@ -19,11 +21,11 @@ from ..schedule.dependencies import Transfer
 class TensorSpec(NamedTuple):
     """One tensor of a message: shape, dtype by name (``float32``), and whether it stops gradients."""
 
-    shape: Tuple[int, ...]
+    shape: tuple[int, ...]
     dtype: str
     stop_gradient: bool
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}" + ("" if self.stop_gradient else " with gradient")
 
     def empty(self) -> paddle.Tensor:
@@ -35,7 +37,7 @@ class Signature(NamedTuple):
     """The form of a message: ``tensor``, ``tuple``, ``list``, or for a dict its (key, length of a list or None)."""
 
     form: Any
-    specs: Tuple[TensorSpec, ...]
+    specs: tuple[TensorSpec, ...]
 
     def encode(self) -> np.ndarray:
         """As bytes (uint8), for a header."""
@@ -48,12 +50,12 @@ class Signature(NamedTuple):
         form = form if isinstance(form, str) else tuple((key, length) for key, length in form)
         return cls(form, tuple(TensorSpec(tuple(shape), dtype, stop) for shape, dtype, stop in specs))
 
-    def __str__(self):
+    def __str__(self) -> str:
         names = self.form if isinstance(self.form, str) else "dict of " + ", ".join(key for key, _ in self.form)
         return f"{names} ({', '.join(map(str, self.specs))})"
 
     @property
-    def gradient_specs(self) -> List[TensorSpec]:
+    def gradient_specs(self) -> list[TensorSpec]:
         """Those of the tensors that need a gradient."""
         return [spec for spec in self.specs if not spec.stop_gradient]
 
@@ -77,7 +79,7 @@ def byte_count(tensors: Sequence[paddle.Tensor]) -> int:
     return sum(math.prod(tensor.shape) * tensor.element_size() for tensor in tensors)
 
 
-def flatten(value: Any, what: str) -> Tuple[Any, List[paddle.Tensor]]:
+def flatten(value: Any, what: str) -> tuple[Any, list[paddle.Tensor]]:
     """(form, tensors) of a value. TypeError that names ``what`` for one that cannot cross a boundary."""
     if isinstance(value, paddle.Tensor):
         return "tensor", [value]
@@ -98,7 +100,7 @@ def flatten(value: Any, what: str) -> Tuple[Any, List[paddle.Tensor]]:
     return form, tensors
 
 
-def unflatten(form: Any, tensors: List[paddle.Tensor]) -> Any:
+def unflatten(form: Any, tensors: list[paddle.Tensor]) -> Any:
     """The inverse of ``flatten``."""
     if form == "tensor":
         return tensors[0]
@@ -119,9 +121,9 @@ class Boundaries:
 
     def __init__(self, dynamic: bool = False):
         self.dynamic = dynamic
-        self._known: Dict[Any, Dict[int, Signature]] = {}
-        self._per_micro_batch: Dict[Tuple[int, int], Signature] = {}
-        self._current: Dict[int, Signature] = {}
+        self._known: dict[Any, dict[int, Signature]] = {}
+        self._per_micro_batch: dict[tuple[int, int], Signature] = {}
+        self._current: dict[int, Signature] = {}
 
     def begin(self, key: Any) -> None:
         """Starts a step; what earlier steps of the same key agreed on holds."""
@@ -169,7 +171,7 @@ class Boundaries:
         else:
             self._current[transfer.part] = signature
 
-    def check_gradients(self, transfer: Transfer, tensors: List[paddle.Tensor]) -> None:
+    def check_gradients(self, transfer: Transfer, tensors: list[paddle.Tensor]) -> None:
         """ValueError, before anything is sent, if a gradient to be sent is not of the form of the activation that it belongs to."""
         signature = self.expected(transfer.part - 1, transfer.micro_batch)
         wanted = signature.gradient_specs if signature else ()
@@ -200,10 +202,10 @@ def _form_of(tensor):
 
 
 # What arrives: (signature, tensors) of an activation, the tensors of a gradient.
-Message = Union[Tuple[Signature, List[paddle.Tensor]], List[paddle.Tensor]]
+Message = Union[tuple[Signature, list[paddle.Tensor]], list[paddle.Tensor]]
 
 
-def tensors_of(message: Message) -> List[paddle.Tensor]:
+def tensors_of(message: Message) -> list[paddle.Tensor]:
     """The tensors of what arrives."""
     return message if isinstance(message, list) else message[1]
 
@@ -211,11 +213,11 @@ def tensors_of(message: Message) -> List[paddle.Tensor]:
 class Payload(NamedTuple):
     """What a stage hands over to be sent: the tensors, and the header that has to go first, if any."""
 
-    tensors: List[paddle.Tensor]
+    tensors: list[paddle.Tensor]
     header: Optional[Signature] = None
 
 
-def send_message(send, tensors: List[paddle.Tensor], header: Optional[Signature]) -> None:
+def send_message(send, tensors: list[paddle.Tensor], header: Optional[Signature]) -> None:
     """``send(tensor)`` for each tensor of a message, its header first where there is one."""
     if header is not None:
         data = header.encode()

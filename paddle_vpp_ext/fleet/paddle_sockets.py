@@ -1,4 +1,5 @@
 """The sockets that Paddle has opened in this process."""
+
 import contextlib
 import os
 import socket
@@ -12,7 +13,7 @@ def default_store_ports():
     return {int(port) for port in ports if port.isdigit()}
 
 
-def no_delay(ports):
+def no_delay(ports) -> None:
     """Set TCP_NODELAY on this process's sockets at these ports.
 
     Paddle's store writes a request in several pieces, so without it every answer takes one or two delayed

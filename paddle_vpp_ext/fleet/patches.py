@@ -1,12 +1,13 @@
 """What is replaced in other modules, and how it comes back."""
-from typing import Any, Callable, List
+
+from typing import Any, Callable
 
 
 class Patches:
     """Replacements that ``undo`` takes back, the last one first."""
 
     def __init__(self) -> None:
-        self._undo: List[Callable[[], Any]] = []
+        self._undo: list[Callable[[], Any]] = []
 
     def __bool__(self) -> bool:
         """Whether anything is replaced."""

@@ -2,10 +2,12 @@
 
 Asking again and again, unlike the store's own wait, can be interrupted and can say what was waited for.
 """
+
 import queue
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable, Optional
 
 import paddle
 
@@ -14,7 +16,7 @@ from . import versions
 _POLL = 0.005  # seconds between two looks at the store while a text is not there yet
 _ANSWER = 2.0  # seconds that the store may take; its machine may be gone, and it has no limit of its own
 
-_times_named: Dict[str, int] = {}  # name -> how many keys of that name this process has made
+_times_named: dict[str, int] = {}  # name -> how many keys of that name this process has made
 
 
 def fresh_key(name: str) -> str:
@@ -45,7 +47,7 @@ def wait_for(store: Any, key: str, deadline: float, complaint: str) -> str:
         time.sleep(_POLL)
 
 
-def gather(name: str, ranks: Sequence[int], text: str, timeout: float) -> List[str]:
+def gather(name: str, ranks: Sequence[int], text: str, timeout: float) -> list[str]:
     """Give ``text`` and return those of ``ranks`` (global, this process among them), in that order.
 
     They meet in the same order of calls. Unlike gloo's collectives, which fail when a process is
@@ -89,7 +91,7 @@ class PatientStore:
 
 
 class _Answer:
-    def __init__(self, function, busy):
+    def __init__(self, function, busy) -> None:
         self.function, self.busy, self.there = function, busy, threading.Event()
         self.value: Any = None
         self.error: Optional[BaseException] = None

@@ -1,4 +1,5 @@
 """The only file that asks which Paddle this is; by feature where it can."""
+
 import contextlib
 import functools
 
@@ -13,13 +14,11 @@ def paddle_version():
     return (999, 0, 0) if version in ((), (0, 0, 0)) else version
 
 
-def check_supported():
+def check_supported() -> None:
     """RuntimeError, in one sentence, on a Paddle older than 2.6.2."""
     version = paddle_version()
     if version < numbers(OLDEST):
-        raise RuntimeError(
-            f"paddle_vpp_ext needs Paddle {OLDEST} or newer, but this is {'.'.join(map(str, version))}"
-        )
+        raise RuntimeError(f"paddle_vpp_ext needs Paddle {OLDEST} or newer, but this is {'.'.join(map(str, version))}")
 
 
 def pipeline_module():
@@ -29,7 +28,7 @@ def pipeline_module():
     return pipeline_parallel
 
 
-def complete(engine):
+def complete(engine) -> None:
     """Gives an engine the attributes of newer base classes that its own base class lacks."""
     defaults = {
         "loss_fn_idx": 0,  # 3.0 on
@@ -59,7 +58,7 @@ def loss_functions(layers):
     return list(functions) if isinstance(functions, (list, tuple)) else [functions]
 
 
-def check_paddles_own(layers):
+def check_paddles_own(layers) -> None:
     """ValueError for a model that this release's own engines cannot train: one with a list of loss functions, before 3.0."""
     if isinstance(layers._loss_fn, (list, tuple)) and not total_loss_is_list():
         raise ValueError(
@@ -128,7 +127,7 @@ def view_of(tensor):
         return tensor.transpose(list(range(tensor.ndim)))
 
 
-def move_to_host(output):
+def move_to_host(output) -> None:
     """Moves an output's tensors to the host's memory, in place.
 
     Paddle's own, 3.2 on, leaves out dicts and fails on CPU, where there is nothing to move.
@@ -197,7 +196,7 @@ def default_store():
     return core.create_or_get_global_tcp_store()
 
 
-def scale_buffer_grads(buffer):
+def scale_buffer_grads(buffer) -> None:
     """Ends a fused gradient buffer's step (named ``scale_and_split_grads`` in 2.6)."""
     (getattr(buffer, "scale_grads", None) or buffer.scale_and_split_grads)()
 
@@ -213,6 +212,6 @@ def schedule_node_class():
 
 
 class _Node:
-    def __init__(self, fwd_func, name=""):
+    def __init__(self, fwd_func, name="") -> None:
         self.name = name
         self.fwd_func = fwd_func

@@ -1,5 +1,7 @@
 """What a user writes about a schedule: ``NAME:key=value,key=value``."""
-from typing import Callable, Dict, Mapping, NamedTuple
+
+from collections.abc import Mapping
+from typing import Callable, NamedTuple
 
 from .registry import SCHEDULES
 from .values import read_path, read_seconds, read_switch
@@ -10,7 +12,7 @@ PADDLES_OWN = "paddle"
 
 # Options of what runs a plan, not of what makes it: any NAME takes them. Two are Paddle's flags under
 # their own names, for the releases that have no such flags; here they win.
-ENGINE_KEYS: Dict[str, Callable[[str], object]] = {
+ENGINE_KEYS: dict[str, Callable[[str], object]] = {
     "timeout": read_seconds,
     "overlap_p2p_comm": read_switch,
     "enable_dynamic_shape": read_switch,
@@ -43,8 +45,8 @@ def parse_schedule(text: str, source: str = "schedule_mode") -> Choice:
     if colon and name == PADDLES_OWN:
         raise ValueError(f"{source}={text!r}: {PADDLES_OWN} takes no options, Paddle's own flags are in pp_configs")
     own = SCHEDULES["VPP" if name == BY_RULE else name].keys if name != PADDLES_OWN else {}
-    options: Dict[str, object] = {}
-    engine: Dict[str, object] = {}
+    options: dict[str, object] = {}
+    engine: dict[str, object] = {}
     for item in rest.split(",") if colon else ():
         key, equals, value = item.strip().partition("=")
         target = options if key in own else engine

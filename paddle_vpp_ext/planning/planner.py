@@ -1,6 +1,7 @@
 """From a schedule's name and options to its verified plan."""
+
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Mapping
 
 from ..schedule.costs import UNIT, Costs
 from ..schedule.fthenb import forward_only as evaluation

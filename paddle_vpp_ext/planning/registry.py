@@ -3,28 +3,30 @@
 A new schedule is one function from (num_stages, num_chunks, accumulate_steps, **options) to
 the orders of all ranks, and one entry here.
 """
+
 import re
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Union
+from collections.abc import Sequence
+from typing import Callable, NamedTuple, Optional, Union
 
 from ..schedule.action import Action, Order
 from ..schedule.costs import UNIT
 from ..schedule.fthenb import fthenb
 from ..schedule.grouping import GROUPINGS, check_groups
 from ..schedule.interleave import interleaved, startup_forwards
+from ..schedule.verify import ScheduleError
 from ..search.memory import read_memory
 from ..search.search import search
-from ..schedule.verify import ScheduleError
 from ..search.zero_bubble import zero_bubble
 from .values import read_cap, read_costs, read_groups, read_path, read_slope, read_steps, read_switch
 
 
-def vpp(num_stages, num_chunks, accumulate_steps, groups="first", slope=None, overlap=False) -> List[Order]:
+def vpp(num_stages, num_chunks, accumulate_steps, groups="first", slope=None, overlap=False) -> list[Order]:
     """Interleaved 1F1B; with one chunk it is 1F1B. ``groups``: a name of GROUPINGS or sizes."""
     sizes = group_sizes(num_stages, accumulate_steps, groups)
     return interleaved(num_stages, num_chunks, sizes, slope, overlap)
 
 
-def vpp_startups(num_stages, num_chunks, accumulate_steps, groups="first", slope=None, overlap=False) -> Optional[List[int]]:
+def vpp_startups(num_stages, num_chunks, accumulate_steps, groups="first", slope=None, overlap=False) -> Optional[list[int]]:
     """Each rank's forwards before its first pair of a forward and a backward that run together; None without ``overlap``."""
     if not overlap:
         return None
@@ -36,13 +38,13 @@ def vpp_startups(num_stages, num_chunks, accumulate_steps, groups="first", slope
     return [startup_forwards(rank, num_stages, num_chunks, sizes, slope, overlap) for rank in range(num_stages)]
 
 
-def zbvpp(num_stages, num_chunks, accumulate_steps, groups="even", cap=None, costs=UNIT, blocking=False) -> List[Order]:
+def zbvpp(num_stages, num_chunks, accumulate_steps, groups="even", cap=None, costs=UNIT, blocking=False) -> list[Order]:
     """VPP with split backwards and no bubble but the first; ``cap``: micro-batches' activations that a rank may hold."""
     sizes = group_sizes(num_stages, accumulate_steps, groups)
     return zero_bubble(num_stages, num_chunks, accumulate_steps, sizes, cap, costs)
 
 
-def auto(num_stages, num_chunks, accumulate_steps, memory=None, costs=UNIT, blocking=False, profile=None, save=None) -> List[Order]:
+def auto(num_stages, num_chunks, accumulate_steps, memory=None, costs=UNIT, blocking=False, profile=None, save=None) -> list[Order]:
     """The fastest orders that ``search`` finds; with ``profile`` those with which costs are measured first."""
     if save and not profile:
         raise ValueError(f"save={save} is where measured costs go: it needs profile=, the number of steps to measure")
@@ -80,16 +82,16 @@ class Schedule(NamedTuple):
     grouping where the option is not given. ``note``, called like ``orders``, says in a sentence why these. ``splits``: a backward may be split into I and W.
     """
 
-    orders: Callable[..., List[Order]]
-    keys: Dict[str, Callable[[str], object]]
-    startups: Callable[..., Optional[List[int]]] = no_startups
+    orders: Callable[..., list[Order]]
+    keys: dict[str, Callable[[str], object]]
+    startups: Callable[..., Optional[list[int]]] = no_startups
     by_costs: bool = False
     groups: str = "first"
     note: Optional[Callable[..., str]] = None
     splits: bool = True
 
 
-SCHEDULES: Dict[str, Schedule] = {
+SCHEDULES: dict[str, Schedule] = {
     "VPP": Schedule(vpp, {"groups": read_groups, "slope": read_slope, "overlap": read_switch}, vpp_startups, splits=False),
     "FthenB": Schedule(fthenb, {}, splits=False),
     "ZBVPP": Schedule(zbvpp, {"groups": read_groups, "cap": read_cap}, by_costs=True, groups="even"),
@@ -122,7 +124,7 @@ def register_schedule(name: str, function: Callable[[int, int, int], Sequence[Un
     SCHEDULES[name] = Schedule(lambda p, num_chunks, m: _orders_from(name, function, p, num_chunks, m), {})
 
 
-def _orders_from(name, function, num_stages, num_chunks, accumulate_steps) -> List[Order]:
+def _orders_from(name, function, num_stages, num_chunks, accumulate_steps) -> list[Order]:
     """What a user's function gives, as orders; ScheduleError if it is none."""
     call = f"schedule {name}, called with p={num_stages}, V={num_chunks}, m={accumulate_steps},"
     try:

@@ -1,4 +1,5 @@
 """How the text of an option's value is read. Each reader raises a ValueError that says what would do."""
+
 import re
 
 from ..schedule.costs import Costs

@@ -1,6 +1,8 @@
 """Action: one computation of one rank, and its text form."""
+
 import re
-from typing import Iterable, List, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 KINDS = "FBIW"
 
@@ -19,7 +21,7 @@ class Action(NamedTuple):
     chunk: int
     micro_batch: int
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.kind}{self.chunk}.{self.micro_batch}"
 
     @classmethod
@@ -27,13 +29,11 @@ class Action(NamedTuple):
         """The action that ``text`` names; ValueError with the text if it names none."""
         found = _TEXT.match(text)
         if not found:
-            raise ValueError(
-                f"{text!r} is not an action: write a kind ({', '.join(KINDS)}), a chunk, a dot and a micro-batch, as in F1.7"
-            )
+            raise ValueError(f"{text!r} is not an action: write a kind ({', '.join(KINDS)}), a chunk, a dot and a micro-batch, as in F1.7")
         return cls(found[1], int(found[2]), int(found[3]))
 
 
-Order = List[Action]
+Order = list[Action]
 
 
 def parse_order(text: str) -> Order:

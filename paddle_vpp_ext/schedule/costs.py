@@ -1,8 +1,10 @@
 """What an action and a transfer cost, in time and memory."""
+
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Sequence, Union
+from typing import Union
 
 PerPart = Union[float, Sequence[float]]
 
@@ -68,9 +70,7 @@ class Costs:
 
     def table(self, num_parts: int):
         """``{kind: [time of part 0, ...]}``; ValueError for a sequence of another length, or a negative or infinite time."""
-        forward, input_grad, weight_grad = (
-            self._per_part(name, num_parts) for name in ("forward", "input_grad", "weight_grad")
-        )
+        forward, input_grad, weight_grad = (self._per_part(name, num_parts) for name in ("forward", "input_grad", "weight_grad"))
         if not 0 <= self.hop < float("inf"):
             raise ValueError(f"hop={self.hop!r} is not a time: give a finite number of at least 0")
         whole = [i + w for i, w in zip(input_grad, weight_grad)]

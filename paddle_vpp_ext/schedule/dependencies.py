@@ -1,5 +1,7 @@
 """What the actions of given orders need from, and make for, other ranks."""
-from typing import List, NamedTuple, Sequence, Tuple, Union
+
+from collections.abc import Sequence
+from typing import NamedTuple, Union
 
 from .action import Action, Order
 
@@ -17,7 +19,7 @@ class Transfer(NamedTuple):
     part: int
     micro_batch: int
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.kind}{self.part}.{self.micro_batch}"
 
     @property
@@ -29,15 +31,15 @@ class Transfer(NamedTuple):
 class Exchange(NamedTuple):
     """The transfers that a rank does at one point, as one grouped call."""
 
-    sends: Tuple[Transfer, ...]
-    receives: Tuple[Transfer, ...]
+    sends: tuple[Transfer, ...]
+    receives: tuple[Transfer, ...]
 
-    def __str__(self):
+    def __str__(self) -> str:
         return " ".join([f"send({t})" for t in self.sends] + [f"receive({t})" for t in self.receives])
 
 
 Instruction = Union[Action, Exchange]
-Program = List[Instruction]
+Program = list[Instruction]
 
 
 class Dependencies:
@@ -63,8 +65,7 @@ class Dependencies:
                 numbers = [table[action] for action in order]
             except KeyError as missing:
                 raise ValueError(
-                    f"rank {rank} has {Action(*missing.args[0])}, but there are chunks 0..{num_chunks - 1} "
-                    f"and micro-batches 0..{m - 1}"
+                    f"rank {rank} has {Action(*missing.args[0])}, but there are chunks 0..{num_chunks - 1} and micro-batches 0..{m - 1}"
                 ) from None
             self.needs.append([need for need, _ in numbers])
             self.makes.append([make for _, make in numbers])

@@ -1,11 +1,10 @@
 """FthenB: all forwards, then all backwards."""
-from typing import List
 
 from .action import Order
 from .interleave import backward_sequence, forward_sequence
 
 
-def fthenb(num_stages: int, num_chunks: int, accumulate_steps: int) -> List[Order]:
+def fthenb(num_stages: int, num_chunks: int, accumulate_steps: int) -> list[Order]:
     """Orders of all ranks, which are the same on each. V=2, m=2:
 
         F0.0 F0.1 F1.0 F1.1 B1.0 B1.1 B0.0 B0.1
@@ -17,6 +16,6 @@ def fthenb(num_stages: int, num_chunks: int, accumulate_steps: int) -> List[Orde
     return [list(order) for _ in range(num_stages)]
 
 
-def forward_only(num_stages: int, num_chunks: int, groups) -> List[Order]:
+def forward_only(num_stages: int, num_chunks: int, groups) -> list[Order]:
     """Orders of an evaluation: the forward sequence alone."""
     return [forward_sequence(num_chunks, groups) for _ in range(num_stages)]

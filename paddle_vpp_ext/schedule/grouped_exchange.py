@@ -4,8 +4,10 @@ An exchange is one grouped call. A send and its receive complete only together (
 buffered in between). For an ordered pair of ranks the k-th send meets the k-th receive,
 whatever they carry. A rank leaves an exchange when all of it is done.
 """
+
 from collections import deque
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
 
 from .action import Action
 from .dependencies import Program, Transfer
@@ -19,10 +21,10 @@ class Outcome(NamedTuple):
     ``mismatch`` is (rank, the transfer that it posted, the other one that met it), or None.
     """
 
-    position: List[int]
-    spans: List[List[Tuple[float, float]]]
-    open: Dict[int, List[Tuple[Transfer, int]]]
-    mismatch: Optional[Tuple[int, Transfer, Transfer]] = None
+    position: list[int]
+    spans: list[list[tuple[float, float]]]
+    open: dict[int, list[tuple[Transfer, int]]]
+    mismatch: Optional[tuple[int, Transfer, Transfer]] = None
 
 
 def step_together(programs: Sequence[Program], durations, hop: float = 0.0) -> Outcome:

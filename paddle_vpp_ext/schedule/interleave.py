@@ -1,5 +1,7 @@
 """1F1B and interleaved 1F1B (virtual pipeline, VPP) orders."""
-from typing import List, Sequence
+
+from collections.abc import Sequence
+from typing import Optional
 
 from .action import Action, Order
 
@@ -28,7 +30,9 @@ def _sequence(kind, chunks, groups) -> Order:
     return sequence
 
 
-def startup_forwards(rank: int, num_stages: int, num_chunks: int, groups: Sequence[int], slope: int = None, overlap: bool = False) -> int:
+def startup_forwards(
+    rank: int, num_stages: int, num_chunks: int, groups: Sequence[int], slope: Optional[int] = None, overlap: bool = False
+) -> int:
     """Forwards that ``rank`` does before its first backward.
 
     ``slope`` * (p-1-rank) + (V-1) * g_0, one more with ``overlap``, never more than there are.
@@ -41,7 +45,7 @@ def startup_forwards(rank: int, num_stages: int, num_chunks: int, groups: Sequen
     return min(ahead, num_chunks * sum(groups))
 
 
-def interleaved(num_stages: int, num_chunks: int, groups: Sequence[int], slope: int = None, overlap: bool = False) -> List[Order]:
+def interleaved(num_stages: int, num_chunks: int, groups: Sequence[int], slope: Optional[int] = None, overlap: bool = False) -> list[Order]:
     """Orders of all ranks: startup forwards, one forward and one backward in turn, the rest of the backwards.
 
     p=2, V=2, groups 2, 2 (startup | steady | cooldown):
@@ -60,6 +64,6 @@ def interleaved(num_stages: int, num_chunks: int, groups: Sequence[int], slope: 
         order = forwards[:startup]
         for pair in zip(forwards[startup:], backwards):
             order += pair
-        order += backwards[len(forwards) - startup:]
+        order += backwards[len(forwards) - startup :]
         orders.append(order)
     return orders

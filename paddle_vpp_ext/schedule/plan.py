@@ -1,10 +1,12 @@
 """A plan: the verified programs of all ranks, with the options that they came from."""
+
 import contextlib
 import gc
 import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Iterator, List, Optional, Sequence, Tuple
+from typing import Optional
 
 from .action import Order, format_order
 from .costs import UNIT, Costs
@@ -34,17 +36,17 @@ class Plan:
     num_stages: int
     num_chunks: int
     accumulate_steps: int
-    groups: Tuple[int, ...]
+    groups: tuple[int, ...]
     blocking: bool
-    orders: List[Order] = field(repr=False)
-    programs: List[Program] = field(repr=False)
+    orders: list[Order] = field(repr=False)
+    programs: list[Program] = field(repr=False)
     placement: str = ""
     events: Events = field(repr=False, default=None)
-    startups: Optional[List[int]] = None
+    startups: Optional[list[int]] = None
     note: str = ""
 
     @cached_property
-    def serial_programs(self) -> List[Program]:
+    def serial_programs(self) -> list[Program]:
         """The programs with one transfer per exchange, for a step whose messages carry headers."""
         return programs_of(self._dependencies(), self.events, merge=False)
 
@@ -56,9 +58,7 @@ class Plan:
 
     def simulate(self, costs: Costs = UNIT) -> Simulation:
         """Under the rule of the plan's transport: exchanges that block, or transfers that never do."""
-        return simulate(
-            self.orders, self.num_chunks, self.accumulate_steps, costs, self.programs if self.blocking else None
-        )
+        return simulate(self.orders, self.num_chunks, self.accumulate_steps, costs, self.programs if self.blocking else None)
 
     def _dependencies(self):
         return Dependencies(self.orders, self.num_chunks, self.accumulate_steps)
@@ -69,7 +69,7 @@ def plan_orders(
     num_chunks: int,
     accumulate_steps: int,
     schedule: str = "given",
-    groups: Tuple[int, ...] = (),
+    groups: tuple[int, ...] = (),
     blocking: bool = False,
     forward_only: bool = False,
     costs: Costs = UNIT,
@@ -89,8 +89,17 @@ def plan_orders(
     events, programs, placement = _fastest(dependencies, ideal, blocking, costs, startups)
     verify_programs(dependencies, programs)
     return Plan(
-        schedule, len(orders), num_chunks, accumulate_steps, groups or (accumulate_steps,),
-        blocking, list(orders), programs, placement, events, startups,
+        schedule,
+        len(orders),
+        num_chunks,
+        accumulate_steps,
+        groups or (accumulate_steps,),
+        blocking,
+        list(orders),
+        programs,
+        placement,
+        events,
+        startups,
     )
 
 

@@ -1,5 +1,7 @@
 """Time and memory of orders and programs under given costs."""
-from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -16,8 +18,8 @@ class Timing(NamedTuple):
     a number that grows along every chain of dependencies.
     """
 
-    start: List[np.ndarray]
-    end: List[np.ndarray]
+    start: list[np.ndarray]
+    end: list[np.ndarray]
     made: np.ndarray
     sequence: np.ndarray
 
@@ -29,12 +31,12 @@ class Timing(NamedTuple):
 class Stuck(ValueError):
     """Orders that wait for each other; ``positions[r]`` is the action that rank r cannot start."""
 
-    def __init__(self, positions):
+    def __init__(self, positions) -> None:
         super().__init__(f"the orders wait for each other at positions {positions}")
         self.positions = positions
 
 
-def time_orders(dependencies: Dependencies, costs: Costs = UNIT, bounds: Optional[List[List[int]]] = None) -> Timing:
+def time_orders(dependencies: Dependencies, costs: Costs = UNIT, bounds: Optional[list[list[int]]] = None) -> Timing:
     """Each action as early as its order allows, when transfers never block: they take ``costs.hop``, no rank waits to send.
 
     ``bounds[r]`` cuts rank r's order into units (ends of the units, as indices): a unit starts
@@ -54,7 +56,7 @@ def time_orders(dependencies: Dependencies, costs: Costs = UNIT, bounds: Optiona
         order, needs, makes, cuts = dependencies.orders[rank], dependencies.needs[rank], dependencies.makes[rank], bounds[rank]
         begin = cuts[unit[rank] - 1] if unit[rank] else 0
         now, blocked = clock[rank], False
-        for cut in cuts[unit[rank]:]:
+        for cut in cuts[unit[rank] :]:
             start = now
             for need in needs[begin:cut]:
                 if need != NOTHING:
@@ -96,9 +98,9 @@ class Simulation(NamedTuple):
     """
 
     makespan: float
-    idle_share: List[float]
-    peak_activations: List[int]
-    spans: List[List[Tuple[float, float]]]
+    idle_share: list[float]
+    peak_activations: list[int]
+    spans: list[list[tuple[float, float]]]
 
 
 def simulate(
@@ -123,7 +125,7 @@ def simulate(
     return Simulation(makespan, idle, [peak_activations(order) for order in orders], spans)
 
 
-def busy_time(spans: Iterable[Tuple[float, float]]) -> float:
+def busy_time(spans: Iterable[tuple[float, float]]) -> float:
     """The lengths of all (start, end), added up one after the other.
 
     Not by ``sum``, which since Python 3.12 rounds otherwise: figures do not depend on the Python.

@@ -10,13 +10,15 @@ the last rank's forward buffer queue or the first rank's backward buffer queue, 
 is when its receiver is about to need it, or when what was made after it is sent, if that is
 earlier: both queues are first in first out.
 """
-from typing import List, NamedTuple, Optional, Sequence
+
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
 
 import numpy as np
 
 from .action import Order
 from .costs import UNIT, Costs
-from .dependencies import NOTHING, Exchange, Dependencies, Program
+from .dependencies import NOTHING, Dependencies, Exchange, Program
 from .simulate import Timing, time_orders
 
 
@@ -44,7 +46,7 @@ OVERLAPPED_PLACEMENT = Placement("early", late=False, pairs=False, ahead=1)
 OVERLAPPED_PAIRS = Placement("pairs, early", late=False, pairs=True, ahead=1)
 
 
-def steady_pairs(order: Order, startup: int = 0) -> List[int]:
+def steady_pairs(order: Order, startup: int = 0) -> list[int]:
     """The units of an order, as the indices of their ends: a forward with the backward after it, else single actions.
 
     The first ``startup`` actions stay single. F0.0 F0.1 | F1.0 B1.0 | F1.1 B1.1 | B0.0 ...: 1 2 4 6 7 ...
@@ -142,7 +144,7 @@ def _free_times(timing: Timing, cuts, rank, ahead):
     return np.concatenate((np.zeros(ahead), ends))[: len(ends)]
 
 
-def programs_of(dependencies: Dependencies, events: Events, merge: bool = True) -> List[Program]:
+def programs_of(dependencies: Dependencies, events: Events, merge: bool = True) -> list[Program]:
     """The programs with the events placed.
 
     ``merge``: events at one point of a rank are one exchange. Without it each event is an exchange

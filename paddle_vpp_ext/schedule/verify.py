@@ -1,9 +1,11 @@
 """Proves orders and programs complete, ordered and free of deadlock, before anything runs."""
+
 from collections import deque
-from typing import Dict, List, Sequence
+from collections.abc import Sequence
+from typing import Optional
 
 from .action import Action, Order
-from .dependencies import NOTHING, Exchange, Dependencies, Program
+from .dependencies import NOTHING, Dependencies, Exchange, Program
 from .grouped_exchange import step_together
 from .simulate import Stuck
 
@@ -18,7 +20,7 @@ def verify_orders(orders: Sequence[Order], num_chunks: int, accumulate_steps: in
     A micro-batch's backward of a chunk is whole (B) or split (I and W), not both.
     """
     for rank, order in enumerate(orders):
-        seen: Dict[Action, int] = {}
+        seen: dict[Action, int] = {}
         for j, action in enumerate(order):
             kind, chunk, i = action
             if not (0 <= chunk < num_chunks and 0 <= i < accumulate_steps):
@@ -113,7 +115,7 @@ def _fail(sequences, rank, at, reason, positions=None):
     )
 
 
-def draw_around(sequences: Sequence[Sequence], positions: List[int], marked: int = None, width: int = 3) -> str:
+def draw_around(sequences: Sequence[Sequence], positions: list[int], marked: Optional[int] = None, width: int = 3) -> str:
     """The instructions of all ranks (of the nearest 16) around their positions, those in [brackets], ``marked`` in >signs<."""
     ranks = range(len(sequences))
     if marked is not None and len(sequences) > 16:
@@ -121,11 +123,11 @@ def draw_around(sequences: Sequence[Sequence], positions: List[int], marked: int
     rows = []
     for rank in ranks:
         sequence, at = sequences[rank], positions[rank]
-        cells = [str(x) for x in sequence[max(0, at - width):at]]
+        cells = [str(x) for x in sequence[max(0, at - width) : at]]
         if at < len(sequence):
             cells.append((">{}<" if rank == marked else "[{}]").format(sequence[at]))
         else:
             cells.append("(end)")
-        cells += [str(x) for x in sequence[at + 1:at + 1 + width]]
+        cells += [str(x) for x in sequence[at + 1 : at + 1 + width]]
         rows.append(f"  rank {rank:<3}" + ("... " if at > width else "    ") + "  ".join(cells))
     return "\n".join(rows)

@@ -1,8 +1,9 @@
 """The orders that the search tries: recipes of a few numbers each, varied one number at a time."""
-from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from typing import NamedTuple, Optional
 
 from ..schedule.grouping import first
-from .problem import INFINITE, SearchProblem, NumberedOrders
+from .problem import INFINITE, NumberedOrders, SearchProblem
 from .zero_bubble import ahead_of, list_schedule, smallest_capacities, try_pattern
 
 FREE = INFINITE  # slope of an order whose startup is bounded by room alone
@@ -22,7 +23,7 @@ class Recipe(NamedTuple):
     patience: float
     split: bool
 
-    def __str__(self):
+    def __str__(self) -> str:
         kind = "VPP" if not self.split else "zero bubble"
         how = "fixed" if self.patience == PATTERN else f"list schedule with patience {self.patience:g}"
         startup = "free" if self.slope == FREE else f"{self.slope:g}" + (f"+{self.extra}" if self.extra else "")
@@ -30,7 +31,7 @@ class Recipe(NamedTuple):
         return f"{kind}, {how}, groups {groups}, slope {startup}"
 
 
-def sizes_of(groups, num_stages: int, accumulate_steps: int) -> Tuple[int, ...]:
+def sizes_of(groups, num_stages: int, accumulate_steps: int) -> tuple[int, ...]:
     """The sizes of a recipe's groups: ``first``, or as many groups as have at least that size, larger first."""
     if groups == "first":
         return first(num_stages, accumulate_steps)
@@ -39,11 +40,11 @@ def sizes_of(groups, num_stages: int, accumulate_steps: int) -> Tuple[int, ...]:
     return (size + 1,) * larger + (size,) * (count - larger)
 
 
-def groupings(num_stages: int, accumulate_steps: int) -> List[object]:
+def groupings(num_stages: int, accumulate_steps: int) -> list[object]:
     """Groupings that make sense, the most usual first: p and more keep the pipeline full, fewer hold less."""
     p, m = num_stages, accumulate_steps
     wanted = [p, "first", p + 1, 2 * p, p - 1, p // 2, p + p // 2, 1, 2, m, p // 4, 4 * p, 3, *range(4, min(m, 24))]
-    seen: Dict[Tuple[int, ...], object] = {}
+    seen: dict[tuple[int, ...], object] = {}
     for groups in wanted:
         if groups == "first" or 1 <= groups <= max(p, m):
             seen.setdefault(sizes_of(groups, p, m), groups)
@@ -53,10 +54,10 @@ def groupings(num_stages: int, accumulate_steps: int) -> List[object]:
 class CandidatePool:
     """Makes recipes for one pipeline, each once, and remembers the best."""
 
-    def __init__(self, problems: Dict[bool, SearchProblem], budget: int):
+    def __init__(self, problems: dict[bool, SearchProblem], budget: int):
         self.problems, self.left = problems, budget
-        self.made: Dict[Recipe, float] = {}
-        self.best: List[Tuple[float, int, Recipe, NumberedOrders]] = []
+        self.made: dict[Recipe, float] = {}
+        self.best: list[tuple[float, int, Recipe, NumberedOrders]] = []
         some = next(iter(problems.values()))
         self.num_stages, self.accumulate_steps = some.num_stages, some.accumulate_steps
         self._fits = {}
@@ -88,7 +89,7 @@ class CandidatePool:
             del self.best[keep:]
         return makespan
 
-    def _make(self, problem, recipe) -> Optional[Tuple[float, NumberedOrders]]:
+    def _make(self, problem, recipe) -> Optional[tuple[float, NumberedOrders]]:
         groups = self.sizes(recipe.groups)
         if recipe.patience == PATTERN:
             return None if recipe.slope == FREE else try_pattern(problem, groups, recipe.slope, recipe.extra)

@@ -2,16 +2,18 @@
 
 Makes the difference where room is scarce or parts are uneven; on large pipelines the orders of ``zero_bubble`` do.
 """
+
 import math
 import random
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Optional, Sequence, Tuple
+from typing import Optional
 
+from .problem import INFINITE, NumberedOrders, SearchProblem
 from .rank_clock import run_by_time
-from .problem import INFINITE, SearchProblem, NumberedOrders
 
 
-def free_schedule(problem: SearchProblem, handicap: Sequence[Sequence[float]]) -> Optional[Tuple[float, NumberedOrders]]:
+def free_schedule(problem: SearchProblem, handicap: Sequence[Sequence[float]]) -> Optional[tuple[float, NumberedOrders]]:
     """(makespan, orders): each rank does the action with the least start + ``handicap[kind][part]``.
 
     A forward is only done if its rank can still finish all that it has begun, oldest micro-batch first (the
@@ -105,7 +107,7 @@ def random_handicaps(problem: SearchProblem, seed: int):
     return [[draw(kind) for _ in range(n)] for kind in range(3)]
 
 
-def anneal(problem: SearchProblem, orders: NumberedOrders, makespan: float, tries: int, seed: int) -> Tuple[float, NumberedOrders]:
+def anneal(problem: SearchProblem, orders: NumberedOrders, makespan: float, tries: int, seed: int) -> tuple[float, NumberedOrders]:
     """The best (makespan, orders) met while actions are moved within their ranks, worse ones accepted ever more rarely.
 
     Simulated annealing (Kirkpatrick et al. 1983) from a temperature of nearly an action's time down to nothing.
@@ -145,10 +147,10 @@ def _moved(problem, order, at, to):
     if not 0 <= to < len(order):
         return None
     action, stream, need = order[at], problem.stream, problem.need
-    passed = order[at + 1:to + 1] if to > at else order[to:at]
+    passed = order[at + 1 : to + 1] if to > at else order[to:at]
     for other in passed:
         if stream[other] == stream[action] or need[other] == action or need[action] == other:
             return None
     if to > at:
-        return order[:at] + passed + [action] + order[to + 1:]
-    return order[:to] + [action] + passed + order[at + 1:]
+        return order[:at] + passed + [action] + order[to + 1 :]
+    return order[:to] + [action] + passed + order[at + 1 :]

@@ -1,7 +1,9 @@
 """What ranks hold, and limits to it."""
+
 import re
 from collections import Counter
-from typing import List, NamedTuple, Optional, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
 
 from ..schedule.action import Action
 from ..schedule.costs import Costs
@@ -18,7 +20,7 @@ class Memory(NamedTuple):
     amount: float
     in_bytes: bool
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.amount / 2**30:.4g}GiB" if self.in_bytes else f"{self.amount:g} micro-batches"
 
 
@@ -52,7 +54,7 @@ def capacity_under(memory: Optional[Memory], num_stages: int, num_chunks: int, c
     return Capacity(size, [memory.amount] * num_stages)
 
 
-def peak_bytes(programs: Sequence[Program], costs: Costs, num_chunks: int) -> List[float]:
+def peak_bytes(programs: Sequence[Program], costs: Costs, num_chunks: int) -> list[float]:
     """The most bytes that each rank holds at once in its program.
 
     Activations from F to B or W, residues from I to W, what is received until the action that needs it begins, what is

@@ -3,7 +3,9 @@
 Micro-batches are alike, so every part does its forwards, its I and its W in the order of the micro-batches;
 what is left to choose is how each rank mixes these streams.
 """
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -11,7 +13,7 @@ from ..schedule.action import Action, Order
 from ..schedule.costs import UNIT, Costs
 
 # Orders of all ranks with actions as numbers.
-NumberedOrders = List[List[int]]
+NumberedOrders = list[list[int]]
 INFINITE = float("inf")
 
 
@@ -31,8 +33,13 @@ class SearchProblem:
     """
 
     def __init__(
-        self, num_stages: int, num_chunks: int, accumulate_steps: int,
-        costs: Costs = UNIT, capacity: Optional[Capacity] = None, split: bool = True,
+        self,
+        num_stages: int,
+        num_chunks: int,
+        accumulate_steps: int,
+        costs: Costs = UNIT,
+        capacity: Optional[Capacity] = None,
+        split: bool = True,
     ):
         self.num_stages, self.num_chunks, self.accumulate_steps = num_stages, num_chunks, accumulate_steps
         self.num_parts = n = num_stages * num_chunks
@@ -64,7 +71,7 @@ class SearchProblem:
         self._built = True
         return self
 
-    def tails(self) -> List[List[float]]:
+    def tails(self) -> list[list[float]]:
         """For each kind and part, the least time from the end of such an action to the end of the step."""
         n, hop = self.num_parts, self.hop
         own = self.time[2] if self.split else [0.0] * n
@@ -85,7 +92,7 @@ class SearchProblem:
         """
         p, m, hop, tails = self.num_stages, self.accumulate_steps, self.hop, self.tails()
         through = self.time[0][0] + tails[0][0]
-        bounds = [through + (m - 1) * max(max(self.time[0]), max(self.time[1]))]
+        bounds = [through + (m - 1) * max(*self.time[0], *self.time[1])]
         way_to = 0.0
         for rank in range(p):
             work = [m * sum(times[rank::p]) for times in self.time]
@@ -93,7 +100,7 @@ class SearchProblem:
             way_to += self.time[0][rank] + hop
         return max(bounds)
 
-    def evaluate(self, orders: NumberedOrders, limit: float = INFINITE) -> Optional[Tuple[float, List[float]]]:
+    def evaluate(self, orders: NumberedOrders, limit: float = INFINITE) -> Optional[tuple[float, list[float]]]:
         """(makespan, end of each action) when transfers never block; None if orders wait for each other or exceed ``limit``."""
         duration, need, lag, tail = self.duration, self.need, self.lag, self.tail
         limit += 1e-9 * abs(limit) if limit < INFINITE else 0.0
@@ -137,7 +144,7 @@ class SearchProblem:
                 return False
         return True
 
-    def actions(self, orders: NumberedOrders) -> List[Order]:
+    def actions(self, orders: NumberedOrders) -> list[Order]:
         """The orders as actions. Ranks share them, as they do in the orders of the other schedules."""
         m, p, n = self.accumulate_steps, self.num_stages, self.num_parts
         shared = [Action(kind, c, i) for kind in self.kinds for c in range(self.num_chunks) for i in range(m)]

@@ -1,9 +1,10 @@
 """The loop of a list schedule: whichever rank can begin first does what it has chosen."""
+
 from heapq import heappop, heappush
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Optional
 
 # When a rank would begin, and what.
-Choice = Tuple[float, Any]
+Choice = tuple[float, Any]
 
 
 def run_by_time(num_ranks: int, choose: Callable[[int], Optional[Choice]], act: Callable[[int, float, Any], int]) -> None:
@@ -12,7 +13,7 @@ def run_by_time(num_ranks: int, choose: Callable[[int], Optional[Choice]], act: 
     ``choose(rank)``: its next choice, or None. ``act(rank, start, what)`` does it, and returns the rank that it makes something
     for (or ``rank`` itself).
     """
-    queue: List[Tuple[float, int, int]] = []
+    queue: list[tuple[float, int, int]] = []
     version, choice = [0] * num_ranks, [None] * num_ranks
 
     def look(rank):

@@ -1,16 +1,17 @@
 """The best schedule that can be found for given costs and a memory limit: what ``schedule_mode="auto"`` runs."""
+
 from functools import lru_cache
-from typing import List, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from ..schedule.action import Order
-from .candidates import FREE, PATTERN, CandidatePool, Recipe
 from ..schedule.costs import UNIT, Costs
 from ..schedule.dependencies import Dependencies
-from .free_order import anneal, free_schedule, random_handicaps
-from .memory import Memory, peak_bytes, capacity_under
-from .problem import SearchProblem
 from ..schedule.simulate import Stuck, peak_activations, simulate
 from ..schedule.transfers import BLOCKING_PLACEMENTS, OVERLAPPED_PLACEMENT, place, programs_of
+from .candidates import FREE, PATTERN, CandidatePool, Recipe
+from .free_order import anneal, free_schedule, random_handicaps
+from .memory import Memory, capacity_under, peak_bytes
+from .problem import SearchProblem
 
 # Pipelines with more actions are searched in a smaller one with the same costs first.
 LARGE = 100_000
@@ -26,7 +27,7 @@ class Found(NamedTuple):
     micro-batches (a chunk's activation counts 1/V).
     """
 
-    orders: List[Order]
+    orders: list[Order]
     how: str
     makespan: float
     bound: float
@@ -38,7 +39,7 @@ class Found(NamedTuple):
         """How much shorter than ``VPP:groups=first`` it is, as a share of that."""
         return 1 - self.makespan / self.reference if self.reference else 0.0
 
-    def __str__(self):
+    def __str__(self) -> str:
         side = "shorter" if self.margin >= 0 else "longer"
         over = max(0.0, self.makespan / self.bound - 1) if self.bound else 0.0
         return (
@@ -166,8 +167,10 @@ def _final(pool, memory, blocking):
         if best and best[0] <= makespan:
             break
         actions = problem.actions(orders)
-        makespan, programs = _blocked(actions, problem.num_chunks, problem.accumulate_steps, problem.costs) if blocking else (
-            makespan, _overlapped(actions, problem.num_chunks, problem.accumulate_steps, problem.costs)
+        makespan, programs = (
+            _blocked(actions, problem.num_chunks, problem.accumulate_steps, problem.costs)
+            if blocking
+            else (makespan, _overlapped(actions, problem.num_chunks, problem.accumulate_steps, problem.costs))
         )
         if exact_bytes:
             peak = max(peak_bytes(programs, problem.costs, problem.num_chunks))

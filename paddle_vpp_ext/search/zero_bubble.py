@@ -3,24 +3,26 @@
 After Qi et al. 2023, "Zero Bubble Pipeline Parallelism" (arXiv 2401.10241), with the chunks of interleaved 1F1B.
 An activation is held from its forward to its W: I frees nothing.
 """
+
+from collections.abc import Sequence
 from functools import partial
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple, Optional
 
 from ..schedule.action import Order
 from ..schedule.costs import UNIT, Costs
 from ..schedule.interleave import backward_sequence, forward_sequence
+from .problem import INFINITE, Capacity, NumberedOrders, SearchProblem
 from .rank_clock import run_by_time
-from .problem import INFINITE, SearchProblem, NumberedOrders, Capacity
 
 
 class Sequences(NamedTuple):
     """The VPP sequences as (chunk, micro-batch); ``wrap`` maps an index to that of the same micro-batch's next chunk, or -1."""
 
-    forward: List[Tuple[int, int]]
-    backward: List[Tuple[int, int]]
-    forward_wrap: List[int]
-    backward_wrap: List[int]
-    turn: List[int]  # where the backward of a forward stands
+    forward: list[tuple[int, int]]
+    backward: list[tuple[int, int]]
+    forward_wrap: list[int]
+    backward_wrap: list[int]
+    turn: list[int]  # where the backward of a forward stands
 
 
 def sequences(num_chunks: int, groups: Sequence[int]) -> Sequences:
@@ -29,14 +31,15 @@ def sequences(num_chunks: int, groups: Sequence[int]) -> Sequences:
     backward = [(c, i) for _, c, i in backward_sequence(num_chunks, groups)]
     at, back_at = ({x: k for k, x in enumerate(xs)} for xs in (forward, backward))
     return Sequences(
-        forward, backward,
+        forward,
+        backward,
         [at.get((c + 1, i), -1) for c, i in forward],
         [back_at.get((c - 1, i), -1) for c, i in backward],
         [back_at[x] for x in forward],
     )
 
 
-def smallest_capacities(problem: SearchProblem, groups: Sequence[int]) -> List[float]:
+def smallest_capacities(problem: SearchProblem, groups: Sequence[int]) -> list[float]:
     """The least that each rank must be able to hold to run ``groups`` at all, in the unit of the room's sizes.
 
     The n-th backward of the sequence needs every forward up to that of its micro-batch in the last chunk, while at
@@ -60,7 +63,7 @@ def smallest_capacities(problem: SearchProblem, groups: Sequence[int]) -> List[f
 
 def list_schedule(
     problem: SearchProblem, groups: Sequence[int], ahead: Optional[Sequence[int]] = None, patience: float = 0.5
-) -> Optional[Tuple[float, NumberedOrders]]:
+) -> Optional[tuple[float, NumberedOrders]]:
     """(makespan, orders): each rank always does the most useful ready action: I (or B) before F before W.
 
     Forwards and backwards come in the sequences of VPP. A forward has to find room; rank r is never more than
@@ -166,7 +169,7 @@ def capacity_of(cap: float, num_stages: int, num_chunks: int) -> Capacity:
     return Capacity([1] * (num_stages * num_chunks), [int(cap * num_chunks + 1e-9)] * num_stages)
 
 
-def fastest(problem: SearchProblem, groups: Sequence[int], budget: int) -> Tuple[float, NumberedOrders]:
+def fastest(problem: SearchProblem, groups: Sequence[int], budget: int) -> tuple[float, NumberedOrders]:
     """(makespan, orders) of the fastest of many list schedules and patterns for these groups, within the net's room.
 
     Stops at the bound, or when ``budget`` actions have been placed (never before four tries). The room must be
@@ -196,13 +199,13 @@ def _recipes(problem, groups):
         yield partial(list_schedule, problem, groups, None, patience)
 
 
-def ahead_of(problem: SearchProblem, groups: Sequence[int], slope: float, extra: int = 0) -> List[int]:
+def ahead_of(problem: SearchProblem, groups: Sequence[int], slope: float, extra: int = 0) -> list[int]:
     """How many forwards each rank may be before its backwards, when its startup is that of ``steady_pattern``."""
     p = problem.num_stages
     return [int(slope * (p - 1 - rank)) + (problem.num_chunks - 1) * groups[0] + 1 + extra for rank in range(p)]
 
 
-def try_pattern(problem: SearchProblem, groups: Sequence[int], slope: float = 1, extra: int = 0) -> Optional[Tuple[float, NumberedOrders]]:
+def try_pattern(problem: SearchProblem, groups: Sequence[int], slope: float = 1, extra: int = 0) -> Optional[tuple[float, NumberedOrders]]:
     """(makespan, orders) of a ``steady_pattern``; None if it holds more than there is room for, or cannot run."""
     orders = steady_pattern(problem.build(), groups, slope, extra)
     if not all(problem.fits(rank, order) for rank, order in enumerate(orders)):
@@ -213,7 +216,7 @@ def try_pattern(problem: SearchProblem, groups: Sequence[int], slope: float = 1,
 
 def zero_bubble(
     num_stages: int, num_chunks: int, accumulate_steps: int, groups: Sequence[int], cap: Optional[float] = None, costs: Costs = UNIT
-) -> List[Order]:
+) -> list[Order]:
     """The orders of the schedule ``ZBVPP``: the fastest found under ``costs``, any p >= 2, V >= 1, m >= 1.
 
     ``cap``: how many micro-batches' activations a rank may hold (a chunk's counts 1/V). Without it: p where p divides

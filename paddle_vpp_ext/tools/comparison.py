@@ -1,5 +1,6 @@
 """All schedules for one configuration, best first."""
-from typing import List, NamedTuple, Optional
+
+from typing import NamedTuple, Optional
 
 from ..planning.options import parse_schedule
 from ..planning.planner import make_plan
@@ -16,11 +17,11 @@ class Row(NamedTuple):
     makespan: float = float("inf")
     idle: float = 0.0
     peak: int = 0
-    same: Optional[List[str]] = None
+    same: Optional[list[str]] = None
     problem: str = ""
 
 
-def compare(num_stages: int, num_chunks: int, accumulate_steps: int, costs: Costs, blocking: bool) -> List[Row]:
+def compare(num_stages: int, num_chunks: int, accumulate_steps: int, costs: Costs, blocking: bool) -> list[Row]:
     """A row per schedule, best first; variants that come to the same orders share one."""
     try:
         chosen = make_plan(select(num_stages, num_chunks, accumulate_steps), num_stages, num_chunks, accumulate_steps).orders

@@ -6,9 +6,10 @@
 Commas, semicolons, tabs and blanks all separate, so that what a spreadsheet saves or a person
 types is read alike. Empty cells, empty lines and lines that start with # say nothing.
 """
+
 import csv
 import re
-from typing import List, Sequence
+from collections.abc import Sequence
 
 from ..schedule.action import Action, Order
 
@@ -25,7 +26,7 @@ def save(path, orders: Sequence[Order]) -> None:
         csv.writer(file, lineterminator="\n").writerows([f"rank {rank}", *order] for rank, order in enumerate(orders))
 
 
-def load(path) -> List[Order]:
+def load(path) -> list[Order]:
     """The orders of all ranks. OSError or OrderFileError."""
     try:
         with open(path, encoding="utf-8-sig") as file:
@@ -34,7 +35,7 @@ def load(path) -> List[Order]:
         raise OrderFileError("this is not a text file: save the orders as CSV or plain text in UTF-8") from None
 
 
-def parse(text: str) -> List[Order]:
+def parse(text: str) -> list[Order]:
     """The orders that a text of lines holds; ranks in the order of the lines, or as ``rank N`` says."""
     orders = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -45,7 +46,7 @@ def parse(text: str) -> List[Order]:
         rank = int(prefix[1]) if prefix else len(orders)
         if rank in orders:
             raise OrderFileError(f"line {number}: rank {rank} is there a second time")
-        words = re.split(r"[\s,;]+", line[prefix.end() if prefix else 0:])
+        words = re.split(r"[\s,;]+", line[prefix.end() if prefix else 0 :])
         orders[rank] = [_action(number, rank, at, word) for at, word in enumerate(filter(None, words))]
     missing = [rank for rank in range(len(orders)) if rank not in orders]
     if missing or len(orders) < 2:

@@ -1,7 +1,9 @@
 """Recorded runs: the files of all ranks read, their clocks aligned, and where the time went."""
+
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple, Optional
 
 from ..schedule.action import Action
 from ..schedule.costs import Costs
@@ -28,32 +30,33 @@ class RankStep(NamedTuple):
     accumulate_steps: int
     start: float
     end: float
-    blocks: List[Block]
-    waits: List[Wait]
-    posts: Dict[str, float]
+    blocks: list[Block]
+    waits: list[Wait]
+    posts: dict[str, float]
 
 
 class Run(NamedTuple):
     """``head`` is the first rank's; ``steps``: {number: each rank's step}, of the steps that all ranks have."""
 
     head: dict
-    steps: Dict[int, List[RankStep]]
+    steps: dict[int, list[RankStep]]
     clock_error: float
 
 
-def load(folder, rank: Optional[int] = None) -> Tuple[Run, int]:
+def load(folder, rank: Optional[int] = None) -> tuple[Run, int]:
     """(the newest run in a folder, how many others there are); with ``rank`` of those in which this process was.
 
     RecordingError; OSError if a file cannot be read.
     """
-    files: Dict[str, Dict[int, Tuple[dict, Dict[int, RankStep]]]] = {}
+    files: dict[str, dict[int, tuple[dict, dict[int, RankStep]]]] = {}
     for path in sorted(Path(folder).glob("*-rank*.jsonl")):
         run, stage, head, steps = _read(path)
         if rank is None or rank in head["ranks"]:
             files.setdefault(run, {})[stage] = head, steps
     if not files:
         raise RecordingError(
-            f"{folder} has no recording" + (f" with rank {rank}" if rank is not None else "")
+            f"{folder} has no recording"
+            + (f" with rank {rank}" if rank is not None else "")
             + ': train with schedule_mode="…:trace=DIR" or PADDLE_VPP_TRACE=DIR'
         )
     newest = max(files, key=lambda run: float(run.split()[0]))
@@ -66,14 +69,19 @@ def _read(path):
         head, *steps = map(json.loads, lines)
         return head["run"], head["rank"], head, {step["step"]: _step(head, step) for step in steps}
     except (KeyError, TypeError, ValueError) as error:
-        raise RecordingError(f"{path} is not a recording of paddle_vpp_ext, as trace=DIR writes it ({type(error).__name__}: {error})") from None
+        raise RecordingError(
+            f"{path} is not a recording of paddle_vpp_ext, as trace=DIR writes it ({type(error).__name__}: {error})"
+        ) from None
 
 
 def _step(head, step):
     start = step["start"] - head["clock_offset"]
     at = lambda microseconds: start + microseconds * 1e-6
     return RankStep(
-        step["training"], step["accumulate_steps"], start, step["end"] - head["clock_offset"],
+        step["training"],
+        step["accumulate_steps"],
+        start,
+        step["end"] - head["clock_offset"],
         [Block(head["rank"], at(s), at(e), *Action.parse(action)) for action, s, e in step["actions"]],
         [Wait(transfer, at(s), at(e)) for transfer, s, e in step["waits"]],
         {transfer: at(time) for transfer, time in step["posts"]},
@@ -115,7 +123,7 @@ class Account(NamedTuple):
 
     total: float
     compute: float
-    waiting: Dict[int, float]
+    waiting: dict[int, float]
     transfer: float
 
     @property
@@ -124,7 +132,7 @@ class Account(NamedTuple):
         return self.total - self.compute - sum(self.waiting.values()) - self.transfer
 
 
-def accounts(steps: Sequence[Sequence[RankStep]]) -> List[Account]:
+def accounts(steps: Sequence[Sequence[RankStep]]) -> list[Account]:
     """Each rank's account over all given steps.
 
     A wait is for the rank at the other end until that one was ready for the transfer, and
@@ -160,7 +168,7 @@ def _account(step, rank):
 def _other_end(step, rank, wait, gathers):
     """(the rank that is waited for, when it was ready)."""
     if wait.transfer is None:
-        came = [[w.start for w in other.waits if w.transfer is None][gathers:gathers + 1] for other in step]
+        came = [[w.start for w in other.waits if w.transfer is None][gathers : gathers + 1] for other in step]
         return max(((peer, times[0]) for peer, times in enumerate(came) if times), key=lambda pair: pair[1])
     p, part = len(step), int(wait.transfer[1:].partition(".")[0])
     to = (part + (1 if wait.transfer[0] == "F" else -1)) % p

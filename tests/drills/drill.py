@@ -5,6 +5,7 @@
 Checked for every drill: all processes end by themselves within ``timeout`` plus 10 seconds of the fault, nothing that
 they started is left over, and the ports that they were given are free again.
 """
+
 import concurrent.futures
 import contextlib
 import json
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Dict, List, NamedTuple
+from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "fleet"))
@@ -33,10 +34,10 @@ _START = 180  # seconds for the start of all processes on a busy machine
 class Result(NamedTuple):
     """``codes`` and ``outputs`` by rank; ``seconds`` from the fault to each rank's error; ``end``: to the last process's end."""
 
-    codes: List[int]
-    outputs: List[str]
-    errors: Dict[int, str]
-    seconds: Dict[int, float]
+    codes: list[int]
+    outputs: list[str]
+    errors: dict[int, str]
+    seconds: dict[int, float]
     end: float
 
     @property
@@ -44,8 +45,20 @@ class Result(NamedTuple):
         return max(self.seconds.values(), default=0.0)
 
 
-def run(fault, at=0, phase="steady", p=3, schedule=f"VPP:timeout={LIMIT}", wait=LIMIT + MARGIN, enter=None, endpoints=None,
-        logs=None, environment={}, replicas=1, **task) -> Result:
+def run(
+    fault,
+    at=0,
+    phase="steady",
+    p=3,
+    schedule=f"VPP:timeout={LIMIT}",
+    wait=LIMIT + MARGIN,
+    enter=None,
+    endpoints=None,
+    logs=None,
+    environment={},
+    replicas=1,
+    **task,
+) -> Result:
     """Runs a drill on ``replicas`` pipelines of p ranks.
 
     ``enter(rank)``: a command that goes before a rank's own (into a network namespace, say).
@@ -56,8 +69,7 @@ def run(fault, at=0, phase="steady", p=3, schedule=f"VPP:timeout={LIMIT}", wait=
         if endpoints is None:
             endpoints = stack.enter_context(pool.reserved_endpoints(ranks))
         processes = [
-            stack.enter_context(_process(rank, task, endpoints, enter(rank) if enter else [], environment))
-            for rank in range(ranks)
+            stack.enter_context(_process(rank, task, endpoints, enter(rank) if enter else [], environment)) for rank in range(ranks)
         ]
         _wait_ready(processes)
         began = time.time()
@@ -100,7 +112,11 @@ def _process(rank, task, endpoints, before, environment):
 def _started(before, task, environment, log):
     return subprocess.Popen(
         [*before, sys.executable, str(HERE / "rank.py"), task],
-        env=environment, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+        env=environment,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
     )
 
 

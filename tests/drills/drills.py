@@ -1,4 +1,5 @@
 """All failure drills. Takes minutes, so it is no part of a plain pytest run: bash ci/drills.sh"""
+
 import os
 import subprocess
 import sys
@@ -35,11 +36,14 @@ def test_after_an_exception_in_a_forward_or_a_backward_training_goes_on(at, phas
     expect.failed_and_recovered(drill.run("fail", at=at, phase=phase, recover=True), at, "the layer fails")
 
 
-@pytest.mark.parametrize("fault, at, text", [
-    ("fail_loss", LAST, "the loss fails"),
-    ("fail_data", 0, "the data iterator fails"),
-    ("fail_data", LAST, "the data iterator fails"),
-])
+@pytest.mark.parametrize(
+    "fault, at, text",
+    [
+        ("fail_loss", LAST, "the loss fails"),
+        ("fail_data", 0, "the data iterator fails"),
+        ("fail_data", LAST, "the data iterator fails"),
+    ],
+)
 def test_after_an_exception_in_the_loss_or_the_data_training_goes_on(fault, at, text):
     expect.failed_and_recovered(drill.run(fault, at=at, phase="", recover=True), at, text)
 
@@ -108,8 +112,15 @@ def cut_network(phase, folder, limit):
     folder.mkdir()
     with hosts.two_hosts(folder, latency=0.001) as two:
         result = drill.run(
-            "cut_the_network", at=1, phase=phase, p=4, enter=two.enter, endpoints=two.endpoints, command=two.cut(),
-            schedule=f"VPP:timeout={limit}", logs=folder,
+            "cut_the_network",
+            at=1,
+            phase=phase,
+            p=4,
+            enter=two.enter,
+            endpoints=two.endpoints,
+            command=two.cut(),
+            schedule=f"VPP:timeout={limit}",
+            logs=folder,
         )
         assert two.listening() == []
     command = [sys.executable, "-m", "paddle_vpp_ext", "diagnose", str(folder)]

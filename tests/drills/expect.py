@@ -1,4 +1,5 @@
 """What has to hold after each kind of drill."""
+
 from drill import LIMIT, MARGIN
 
 

@@ -5,6 +5,7 @@ the child runs rank.py's main and ends as any Python does. The server and all ch
 
     process = start(environment, arguments, log)      # as a Popen: pid, poll(), returncode, wait()
 """
+
 import atexit
 import ctypes
 import json
@@ -47,7 +48,9 @@ class _Server:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno())],
-                env=pool.environment(0, ["127.0.0.1:0"]), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                env=pool.environment(0, ["127.0.0.1:0"]),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
             )
         self._connection, self._lock = ours.makefile("rw"), threading.Lock()
         ours.close()

@@ -3,6 +3,7 @@
 The wire is a thread that carries packets between two tun devices: many kernels have no netem to delay or to
 lose them. Needs root, iproute2 and /dev/net/tun.
 """
+
 import collections
 import contextlib
 import fcntl

@@ -4,6 +4,7 @@
 
 Lines on stdout tell the harness (drill.py) what happened when: ``FAULT``, ``ERROR`` and ``DONE`` with the time.
 """
+
 import json
 import os
 import signal

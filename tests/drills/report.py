@@ -1,4 +1,5 @@
 """Prints the figures of all drills as a table: ``python report.py output/drills.jsonl``."""
+
 import json
 import sys
 from collections import defaultdict

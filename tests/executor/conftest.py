@@ -1,4 +1,5 @@
 """Ranks are threads that take turns: on one core they hand over in two thirds of the time."""
+
 import os
 
 import pytest

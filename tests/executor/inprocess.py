@@ -6,6 +6,7 @@ one after the other. Where they run beside the computation there is one communic
 activations and one for gradients, each with these rules. A turn goes from rank to rank (picked by a seed), so that a run can be
 repeated, and so that "nobody can go on" is known at once instead of after a timeout.
 """
+
 import random
 import threading
 from functools import partial

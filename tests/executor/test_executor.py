@@ -1,4 +1,5 @@
 """The real executor, on the real programs, under NCCL's rules."""
+
 import random
 
 import pytest
@@ -7,9 +8,9 @@ from hypothesis import strategies as st
 
 from inprocess import Hang, World
 from paddle_vpp_ext.executor import Pending, Step, resolve, run
+from paddle_vpp_ext.planning.planner import make_plan
 from paddle_vpp_ext.schedule.action import Action
 from paddle_vpp_ext.schedule.dependencies import Exchange, Transfer
-from paddle_vpp_ext.planning.planner import make_plan
 
 
 class ToyStage:
@@ -186,9 +187,7 @@ def test_headers_can_go_before_payloads_when_each_transfer_is_an_exchange_of_its
             return self.endpoint.exchange(sends, receives)
 
     stages = [ToyStage(r, p, v) for r in range(p)]
-    World(p, True).run(
-        lambda r, endpoint: run(resolve(plan.serial_programs[r], r, p, v), stages[r], WithHeaders(endpoint))
-    )
+    World(p, True).run(lambda r, endpoint: run(resolve(plan.serial_programs[r], r, p, v), stages[r], WithHeaders(endpoint)))
     check(plan, stages)
 
 

@@ -1,15 +1,15 @@
 """Split backwards and orders without sequence, on the real executor under NCCL's rules."""
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paddle_vpp_ext.planning.planner import make_plan
 from paddle_vpp_ext.schedule.costs import Costs
+from paddle_vpp_ext.schedule.plan import plan_orders
 from paddle_vpp_ext.search.free_order import free_schedule, random_handicaps
 from paddle_vpp_ext.search.memory import Memory
-from paddle_vpp_ext.search.problem import SearchProblem, Capacity
-from paddle_vpp_ext.schedule.plan import plan_orders
-from paddle_vpp_ext.planning.planner import make_plan
-
+from paddle_vpp_ext.search.problem import Capacity, SearchProblem
 from test_executor import check, train
 
 

@@ -2,6 +2,7 @@
 
 Two thousand seeds here, TIMING_SEEDS many in ci/drills.sh.
 """
+
 import os
 import random
 

@@ -1,4 +1,5 @@
 """What crosses a stage: every form and dtype, with and without gradients; values against one process."""
+
 import numpy as np
 import paddle
 import pytest

@@ -1,4 +1,5 @@
 """Checkpoints move between Paddle's engines and ours, and between numbers of chunks with Paddle's own adaptor."""
+
 import pathlib
 
 import numpy as np
@@ -94,7 +95,7 @@ def test_a_checkpoint_moves_between_paddles_engine_and_ours(case, tmp_path):
     for (losses, names, states), (other_losses, other_names, other_states) in zip(of_ours, of_paddle):
         assert names == other_names and states == other_states
         np.testing.assert_array_equal(losses, other_losses)
-    expected = of_ours[0][0][STEPS // 2:]
+    expected = of_ours[0][0][STEPS // 2 :]
     check(run(load_and_train, ours, num_chunks, str(tmp_path / "paddle")), expected)
     check(run(load_and_train, "paddle", num_chunks, str(tmp_path / "ours")), expected)
 
@@ -108,4 +109,4 @@ def test_a_checkpoint_moves_between_numbers_of_chunks(before, after, tmp_path, m
     configs = [ParallelConfig(mp=1, pp=P, vpp=v) for v in (before, after)]
     adaptor = PipeLineModelAdaptor(*configs, transformer_layer_num=BLOCKS, segment_method="uniform")
     adaptor.apply(str(tmp_path / "before"), str(tmp_path / "after"))
-    check(run(load_and_train, "VPP", after, str(tmp_path / "after")), saved[0][0][STEPS // 2:])
+    check(run(load_and_train, "VPP", after, str(tmp_path / "after")), saved[0][0][STEPS // 2 :])

@@ -2,6 +2,7 @@
 
 They never call ``train_batch``; they step the optimizer themselves. ci/clients.sh runs the real ones.
 """
+
 import numpy as np
 import paddle
 import pytest
@@ -82,7 +83,9 @@ class FakeTrainer:
 
     def __init__(self, m, **options):
         self.m = m
-        self.model, self.optimizer = build(descs(), V, accumulate_steps=m, micro_batch_size=ROWS, loss_fn=criterion, **options, **self.flags)
+        self.model, self.optimizer = build(
+            descs(), V, accumulate_steps=m, micro_batch_size=ROWS, loss_fn=criterion, **options, **self.flags
+        )
         self.model._prepare_pipeline_inputs_func = first_and_last
 
     def train_step(self, inputs):

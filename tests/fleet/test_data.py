@@ -1,4 +1,5 @@
 """Data in every form that Paddle's engines take: values against one process."""
+
 import numpy as np
 import paddle
 import pytest
@@ -48,7 +49,7 @@ def sides():
 
 
 def split(tensor):
-    return [tensor[2 * i:2 * i + 2] for i in range(M)]
+    return [tensor[2 * i : 2 * i + 2] for i in range(M)]
 
 
 FORMS = {
@@ -69,9 +70,7 @@ PULLED = {
     "iterator of pairs": lambda x, y, a, b: iter(zip(split(x), split(y))),
     "generator of lists": lambda x, y, a, b: ([i, j] for i, j in zip(split(x), split(y))),
     "iterator of tuples": lambda x, y, a, b: iter([((i, None), (j, k)) for i, j, k in zip(split(x), split(y), split(b))]),
-    "iterator of dicts": lambda x, y, a, b: iter(
-        [({"x": i, "more": k}, {"y": j}) for i, j, k in zip(split(x), split(y), split(a))]
-    ),
+    "iterator of dicts": lambda x, y, a, b: iter([({"x": i, "more": k}, {"y": j}) for i, j, k in zip(split(x), split(y), split(a))]),
 }
 
 
@@ -127,7 +126,7 @@ def piece(value, i):
         return tuple(piece(item, i) for item in value)
     if isinstance(value, dict):
         return {key: piece(item, i) for key, item in value.items()}
-    return None if value is None else value[2 * i:2 * i + 2]
+    return None if value is None else value[2 * i : 2 * i + 2]
 
 
 # ---- micro-batches of different lengths in one step

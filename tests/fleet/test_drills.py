@@ -1,4 +1,5 @@
 """Failure drills on real processes, the quick ones. All of them: ci/drills.sh."""
+
 import json
 import os
 import subprocess
@@ -34,10 +35,13 @@ def test_a_rank_that_leaves_early_is_named_by_all_others():
     expect.lost(drill.run("leave", at=1), 1)
 
 
-@pytest.mark.parametrize("fault, at, phase, text", [
-    ("fail", 1, "cooldown", "the layer fails"),
-    ("fail_data", 0, "", "the data iterator fails"),
-])
+@pytest.mark.parametrize(
+    "fault, at, phase, text",
+    [
+        ("fail", 1, "cooldown", "the layer fails"),
+        ("fail_data", 0, "", "the data iterator fails"),
+    ],
+)
 def test_after_an_exception_that_all_ranks_catch_training_goes_on_as_in_one_process(fault, at, phase, text):
     expect.failed_and_recovered(drill.run(fault, at=at, phase=phase, recover=True), at, text)
 
@@ -54,7 +58,9 @@ def test_a_rank_that_hangs_is_named_by_the_others_and_by_diagnose(tmp_path):
     assert "not gone on for 3 s, waiting for no other rank" in result.outputs[1] and "time.sleep(" in result.outputs[1]
     found = subprocess.run(
         [sys.executable, "-m", "paddle_vpp_ext", "diagnose", str(tmp_path)],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(pool.ROOT)},
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(pool.ROOT)},
     )
     assert found.returncode == 1 and "rank 1 is behind" in found.stdout and "culprit: rank 1" in found.stdout, found
 

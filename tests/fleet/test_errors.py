@@ -1,4 +1,5 @@
 """A mistake of the user's is a clear error, on all ranks, before anything can hang."""
+
 import pathlib
 import subprocess
 import sys
@@ -113,7 +114,7 @@ def test_data_of_the_wrong_size_is_an_error_on_all_ranks(data, says):
 def short_iterator():
     engine, optimizer = wrap("VPP")
     inputs, labels = batch(0, 8)
-    pairs = [(inputs[i:i + 2], labels[i:i + 2]) for i in range(0, 6, 2)]
+    pairs = [(inputs[i : i + 2], labels[i : i + 2]) for i in range(0, 6, 2)]
     engine.train_batch(iter(pairs), optimizer)
 
 
@@ -234,11 +235,14 @@ def train_through_changes(what, after):
         engine.train_batch(list(batch(step, 8)), optimizer)
 
 
-@pytest.mark.parametrize("what, says", (
-    ("dtype", "part 1 of the model made tensor (float64[2, 8] with gradient) for micro-batch {}, but tensor (float32[2, 8]"),
-    ("form", "part 1 of the model made tuple (float32[2, 8] with gradient) for micro-batch {}, but tensor (float32[2, 8]"),
-    ("no gradient", "part 1 of the model made tensor (float32[2, 8]) for micro-batch {}, but tensor (float32[2, 8] with gradient)"),
-))
+@pytest.mark.parametrize(
+    "what, says",
+    (
+        ("dtype", "part 1 of the model made tensor (float64[2, 8] with gradient) for micro-batch {}, but tensor (float32[2, 8]"),
+        ("form", "part 1 of the model made tuple (float32[2, 8] with gradient) for micro-batch {}, but tensor (float32[2, 8]"),
+        ("no gradient", "part 1 of the model made tensor (float32[2, 8]) for micro-batch {}, but tensor (float32[2, 8] with gradient)"),
+    ),
+)
 @pytest.mark.parametrize("after", (1, M))
 def test_an_output_of_another_type_is_an_error_on_the_sender(what, says, after):
     """Within a step, and from one step to the next."""
@@ -265,7 +269,9 @@ def train_with_other_gradient(what):
 @pytest.mark.parametrize("what, says", (("dtype", "(int32[2, 8])"), ("size", "(float32[1, 8])")))
 def test_a_gradient_of_another_type_or_size_is_an_error_on_the_sender(what, says):
     for text in errors(train_with_other_gradient, what):
-        assert f"the backward of part 4 of the model made gradients {says} for micro-batch 0, but part 3 gave it tensor (float32[2, 8]" in text, text
+        assert (
+            f"the backward of part 4 of the model made gradients {says} for micro-batch 0, but part 3 gave it tensor (float32[2, 8]" in text
+        ), text
 
 
 class Breaks(nn.Layer):
@@ -286,10 +292,13 @@ def train_through_breaks(where, schedule):
     raise ValueError(f"the loss is {float(loss)}")
 
 
-@pytest.mark.parametrize("where, says", (
-    ("forward", "the activation that part 2 of the model made in its forward, for part 3, has 16 of 16 values that are infinite"),
-    ("backward", "the gradient that part 2 of the model made in its backward, for part 1, has 16 of 16 values that are infinite"),
-))
+@pytest.mark.parametrize(
+    "where, says",
+    (
+        ("forward", "the activation that part 2 of the model made in its forward, for part 3, has 16 of 16 values that are infinite"),
+        ("backward", "the gradient that part 2 of the model made in its backward, for part 1, has 16 of 16 values that are infinite"),
+    ),
+)
 def test_check_finite_names_part_micro_batch_and_direction(where, says):
     for text in errors(train_through_breaks, where, "VPP:check_finite=on"):
         assert says in text and "FloatingPointError" in text and "micro-batch 0, tensor 0" in text, text
@@ -308,6 +317,7 @@ class Tied(Block):
 
 def wrap_tied():
     from paddle.distributed import fleet
+
     from training import Model
 
     set_options("VPP", M)

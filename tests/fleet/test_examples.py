@@ -1,4 +1,5 @@
 """The examples run as the README says, under Paddle's own launcher."""
+
 import os
 import re
 import subprocess
@@ -16,7 +17,12 @@ def launch(script, processes, folder, *arguments):
     environment.update(PYTHONPATH=str(pool.ROOT), OMP_NUM_THREADS="1", GLOG_minloglevel="2")
     done = subprocess.run(
         [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(processes), "--log_dir", "log", script, *arguments],
-        cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240,
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout[-4000:]
     return done.stdout

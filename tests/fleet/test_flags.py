@@ -1,4 +1,5 @@
 """GradScaler, clipping, amp, recompute and Paddle's flags: values against one process."""
+
 import os
 import subprocess
 import sys

@@ -1,4 +1,5 @@
 """Losses and gradients are those of one process, to the last bit."""
+
 import numpy as np
 import pytest
 from paddle.distributed.fleet.meta_parallel import LayerDesc

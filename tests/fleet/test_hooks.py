@@ -1,4 +1,5 @@
 """Hooks and callbacks: fired as often and in the same order as by Paddle's own engines."""
+
 import paddle
 import pytest
 from paddle import nn

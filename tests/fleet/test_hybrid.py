@@ -1,4 +1,5 @@
 """Data parallel and sharding next to the pipeline, with and without overlap of the gradients' synchronisation."""
+
 from unittest import mock
 
 import numpy as np

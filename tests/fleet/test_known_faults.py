@@ -2,6 +2,7 @@
 
 The numbers are those of the list of faults in the project's notes on Paddle.
 """
+
 import os
 
 import numpy as np
@@ -55,7 +56,9 @@ def check(results, descs, m, loss_fn=mean_square):
 # ---- 1, 2, 3: which m and p
 
 
-@pytest.mark.parametrize("m, engine", ((6, "VirtualPipelineParallelFthenB"), (4, "VirtualPipelineParallelFthenB"), (9, "VirtualPipelineParallel")))
+@pytest.mark.parametrize(
+    "m, engine", ((6, "VirtualPipelineParallelFthenB"), (4, "VirtualPipelineParallelFthenB"), (9, "VirtualPipelineParallel"))
+)
 def test_1_the_rule_s_choice_runs_for_every_m(m, engine):
     results = get_pool(4).run(step_and_eval, blocks(8), 2, "1F1B", m)
     assert [name for name, *_ in results] == [engine] * 4
@@ -307,7 +310,7 @@ class Ignores(nn.Layer):
         self.linear = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):
-        kept, dropped = x if isinstance(x, tuple) else (x, x * 2)
+        kept, _dropped = x if isinstance(x, tuple) else (x, x * 2)
         return self.linear(kept), paddle.tanh(kept)
 
 

@@ -1,15 +1,15 @@
 """Who may speak to a rank: its neighbours, at the address that the launch gave it, in plain data."""
+
 import ast
 import os
 import pathlib
 import re
 
+from paddle.distributed.fleet.meta_parallel import LayerDesc
 
 import paddle_vpp_ext
-from paddle.distributed.fleet.meta_parallel import LayerDesc
-from paddle_vpp_ext.fleet.transport import channels
 from paddle_vpp_ext.fleet import group_stores
-
+from paddle_vpp_ext.fleet.transport import channels
 from pool import get_pool
 from training import Block, batch, build
 

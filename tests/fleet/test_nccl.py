@@ -3,6 +3,7 @@
 The stand-in has a thread per rank and enforces NCCL's rules for grouped calls (inprocess.py); tensors are
 real. It fails where NCCL would hang, and where two ends differ in shape or dtype.
 """
+
 import threading
 
 import numpy as np
@@ -12,13 +13,13 @@ from paddle import nn
 
 from inprocess import End, Group, Hang, World
 from paddle_vpp_ext.executor import resolve, run
-from paddle_vpp_ext.fleet.transport import device_transport as nccl
-from paddle_vpp_ext.fleet.stage.data import MicroBatches
 from paddle_vpp_ext.fleet.messages import Boundaries
-from paddle_vpp_ext.fleet.transport.device_transport import DeviceTransport
+from paddle_vpp_ext.fleet.stage.data import MicroBatches
 from paddle_vpp_ext.fleet.stage.overlap import OverlapMixin
 from paddle_vpp_ext.fleet.stage.overlapped_stage import OverlappedStage
 from paddle_vpp_ext.fleet.stage.pipeline_stage import PipelineStage
+from paddle_vpp_ext.fleet.transport import device_transport as nccl
+from paddle_vpp_ext.fleet.transport.device_transport import DeviceTransport
 from paddle_vpp_ext.planning.planner import make_plan
 
 WIDTH = 4
@@ -177,17 +178,19 @@ def one_process(p, v, m, steps=2):
     losses = []
     for _ in range(steps):
         for i in range(m):
-            value = inputs[2 * i:2 * i + 2]
+            value = inputs[2 * i : 2 * i + 2]
             for part in parts:
                 value = part(value)
-            loss = Layers._loss_fn(value, labels[2 * i:2 * i + 2])
+            loss = Layers._loss_fn(value, labels[2 * i : 2 * i + 2])
             loss = loss / m if m > 1 else loss
             loss.backward()
             losses.append(loss.numpy())
     return losses, {part.number: [parameter.grad.numpy() for parameter in part.parameters()] for part in parts}
 
 
-@pytest.mark.parametrize("options", ({}, {"overlap_p2p": True}, {"overlap_pairs": True}, {"overlap_p2p": True, "overlap_pairs": True}, {"dynamic": True}))
+@pytest.mark.parametrize(
+    "options", ({}, {"overlap_p2p": True}, {"overlap_pairs": True}, {"overlap_p2p": True, "overlap_pairs": True}, {"dynamic": True})
+)
 @pytest.mark.parametrize("p, v", ((2, 1), (2, 3), (3, 2), (4, 2)))
 def test_gradients_are_those_of_one_process_under_nccl_s_rules(p, v, options, monkeypatch):
     for m in (p, 2 * p - 1, 2 * p + 1):

@@ -1,4 +1,5 @@
 """A world of one process, with the extension enabled."""
+
 import numpy as np
 import paddle
 from paddle import nn

@@ -1,4 +1,5 @@
 """Forward-backward overlap: what the model's method gets, and that it changes no bit of a result."""
+
 import itertools
 import time
 
@@ -34,8 +35,15 @@ class ByTheProtocol:
     spelling = "backward_async_comm"
 
     def overlapped_forward_backward(
-        self, forward_chunk, forward_inputs, forward_loss_fn_node, backward_chunk, backward_loss_fn_node,
-        backward_input_grads, scaler, p2p_async_handle=None,
+        self,
+        forward_chunk,
+        forward_inputs,
+        forward_loss_fn_node,
+        backward_chunk,
+        backward_loss_fn_node,
+        backward_input_grads,
+        scaler,
+        p2p_async_handle=None,
     ):
         self.calls = getattr(self, "calls", 0) + 1
         self.handles = getattr(self, "handles", 0) + (p2p_async_handle is not None)
@@ -58,8 +66,15 @@ class BackwardFirst(ByTheProtocol):
     """The other side first, the waits at the start, one comm left out, the other spelling."""
 
     def overlapped_forward_backward(
-        self, forward_chunk, forward_inputs, forward_loss_fn_node, backward_chunk, backward_loss_fn_node,
-        backward_input_grads, scaler, p2p_async_handle=None,
+        self,
+        forward_chunk,
+        forward_inputs,
+        forward_loss_fn_node,
+        backward_chunk,
+        backward_loss_fn_node,
+        backward_input_grads,
+        scaler,
+        p2p_async_handle=None,
     ):
         self.calls = getattr(self, "calls", 0) + 1
         self.handles = getattr(self, "handles", 0) + (p2p_async_handle is not None)
@@ -129,9 +144,7 @@ def test_overlap_changes_no_bit(p, num_chunks):
         (("backward first", "first", True), ("mixin", "even", True), ("mixin", "first", False)),
     )
     for method, groups, overlap_p2p in variants:
-        per_rank = get_pool(p).run(
-            overlapped_steps, method, p * num_chunks, num_chunks, groups, micro_batches, overlap_p2p, timeout=120
-        )
+        per_rank = get_pool(p).run(overlapped_steps, method, p * num_chunks, num_chunks, groups, micro_batches, overlap_p2p, timeout=120)
         for k in range(len(micro_batches)):
             for loss, _, calls, handles, planned in (results[k] for results in per_rank):
                 np.testing.assert_array_equal(loss, expected[k][0])
@@ -184,12 +197,11 @@ def divided_in_place(output, label):
 def step_with_everything(method, loss_fn_idx):
     """(losses per micro-batch and loss function, gradients, how often each callback was called)."""
     seen = []
-    engine = wrap(
-        method, mixed_descs(), 2, "VPP:overlap=on" if method else "VPP", 7, "layer:Mixed", [divided_in_place, absolute]
+    engine = wrap(method, mixed_descs(), 2, "VPP:overlap=on" if method else "VPP", 7, "layer:Mixed", [divided_in_place, absolute])
+    locations = (
+        getattr(engine, "callbacks", None)
+        and __import__("paddle.distributed.fleet.meta_parallel.pipeline_parallel", fromlist=["x"]).PipelineParallelMicroStepLocations
     )
-    locations = getattr(engine, "callbacks", None) and __import__(
-        "paddle.distributed.fleet.meta_parallel.pipeline_parallel", fromlist=["x"]
-    ).PipelineParallelMicroStepLocations
     if locations:
         for location in locations:
             engine.register_hook(location, lambda name=location.name, **what: seen.append((name, sorted(what))))
@@ -248,7 +260,13 @@ def texts(method, schedule, m, flag, num_layers=6, num_chunks=2):
     (
         ("protocol", "1F1B", 8, True, None),
         ("protocol", "1F1B", 4, True, "has no effect: FthenB has no forwards and backwards in turn"),
-        (None, "1F1B", 8, True, "has no effect: PipelineLayer has no overlapped_forward_backward; derive it from paddle_vpp_ext.OverlapMixin"),
+        (
+            None,
+            "1F1B",
+            8,
+            True,
+            "has no effect: PipelineLayer has no overlapped_forward_backward; derive it from paddle_vpp_ext.OverlapMixin",
+        ),
         (None, "VPP:overlap=on", 8, False, "cannot overlap forward and backward: PipelineLayer has no overlapped_forward_backward"),
         ("protocol", "VPP:overlap=on", 2, False, "overlap=on needs accumulate_steps of at least pp_degree=3"),
         ("protocol", "VPP:overlap=off", 8, True, None),
@@ -315,8 +333,14 @@ def test_overlapped_transfers_free_all_that_they_send(schedule):
 def test_the_order_of_nodes_computes_on_one_side_while_the_other_communicates():
     moves = [(m.side, m.what, m.index) for m in interleave_nodes([False, True, False], [False, True, False])]
     assert moves == [
-        ("B", "run", 0), ("B", "issue", 1), ("F", "run", 0), ("F", "issue", 1),
-        ("B", "wait", 1), ("B", "run", 2), ("F", "wait", 1), ("F", "run", 2),
+        ("B", "run", 0),
+        ("B", "issue", 1),
+        ("F", "run", 0),
+        ("F", "issue", 1),
+        ("B", "wait", 1),
+        ("B", "run", 2),
+        ("F", "wait", 1),
+        ("F", "run", 2),
     ]
 
 
@@ -326,9 +350,7 @@ def test_the_order_of_nodes_is_complete_and_in_order(forward):
         for backward in itertools.product((False, True), repeat=n):
             moves = interleave_nodes(forward, backward)
             for side, nodes in (("F", forward), ("B", backward)):
-                wanted = [
-                    (what, k) for k, talks in enumerate(nodes) for what in (("issue", "wait") if talks else ("run",))
-                ]
+                wanted = [(what, k) for k, talks in enumerate(nodes) for what in (("issue", "wait") if talks else ("run",))]
                 assert [(m.what, m.index) for m in moves if m.side == side] == wanted
 
 

@@ -1,4 +1,5 @@
 """A schedule that a user registers trains like ours: losses and gradients to the last bit, errors on all ranks."""
+
 import numpy as np
 import pytest
 

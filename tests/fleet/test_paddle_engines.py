@@ -4,18 +4,17 @@ import contextlib
 
 import numpy
 import paddle
-
-import pool
 import pytest
 from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer
-from training import set_options
 
+import pool
 from paddle_vpp_ext.fleet import cpu_bridges, device
 from paddle_vpp_ext.fleet.engine import selector
 from paddle_vpp_ext.fleet.paddle_sockets import _tcp_sockets
 from paddle_vpp_ext.fleet.transport.channels import Channels
 from paddle_vpp_ext.fleet.transport.paddle_p2p import route_paddle_p2p
+from training import set_options
 
 pytestmark = pytest.mark.skipif(not device.is_cpu_only(), reason="this Paddle is not CPU-only")
 

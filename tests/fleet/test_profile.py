@@ -1,4 +1,5 @@
 """auto:profile=N measures its first steps, shares what it found, plans anew, and changes no loss."""
+
 import logging
 import time
 
@@ -155,8 +156,13 @@ def test_costs_are_medians_per_part():
     summaries = [dict(summary(list(samples(rank)), 2, Clock()), hop=hop) for rank, hop in ((0, 0.5), (1, 0.7), (2, None))]
     parts = (1, 2, 3, 11, 12, 13)
     assert joined(summaries) == Costs(
-        forward=[x + 1 for x in parts], input_grad=[2 * x + 1 for x in parts], weight_grad=[3 * x + 1 for x in parts],
-        hop=0.7, activation=[11] * 6, residue=[15] * 6, message=[2] * 6,
+        forward=[x + 1 for x in parts],
+        input_grad=[2 * x + 1 for x in parts],
+        weight_grad=[3 * x + 1 for x in parts],
+        hop=0.7,
+        activation=[11] * 6,
+        residue=[15] * 6,
+        message=[2] * 6,
     )
 
 

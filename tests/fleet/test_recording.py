@@ -1,4 +1,5 @@
 """Steps that are recorded into files: complete, in whole lines, aligned, and without a change of what is trained."""
+
 import glob
 import json
 import os
@@ -7,8 +8,8 @@ import threading
 import pytest
 
 from paddle_vpp_ext.fleet.engine.options import read_options
-from paddle_vpp_ext.planning.options import parse_schedule
 from paddle_vpp_ext.fleet.observe import trace_file
+from paddle_vpp_ext.planning.options import parse_schedule
 from paddle_vpp_ext.tools import recorded
 from pool import WorkerError, get_pool
 from test_gradients import descs
@@ -41,7 +42,10 @@ def test_every_step_of_every_rank_is_there_and_nothing_else_changes(tmp_path, by
     run, _ = recorded.load(folder)
     assert run.head["schedule"] == "VPP" and run.head["num_chunks"] == 2
     assert {n: (step[0].training, step[0].accumulate_steps) for n, step in run.steps.items()} == {
-        0: (True, 5), 1: (True, 5), 2: (True, 3), 3: (False, 3),
+        0: (True, 5),
+        1: (True, 5),
+        2: (True, 3),
+        3: (False, 3),
     }
     for rank, of_rank in enumerate(run.steps[2]):
         assert [str(block.action) for block in of_rank.blocks] == traced[rank][1]
@@ -76,14 +80,13 @@ def test_a_forward_and_a_backward_that_run_together_are_recorded_both(tmp_path):
 
 def test_files_hold_whole_lines_while_the_training_goes_on(tmp_path):
     get_pool(2).run(train, f"FthenB:trace={tmp_path}", None, [2])
-    path, = glob.glob(f"{tmp_path}/*-rank1.jsonl")
+    (path,) = glob.glob(f"{tmp_path}/*-rank1.jsonl")
     with open(path, encoding="utf-8") as file:
         text = file.read()
     assert text.endswith("\n") and all(json.loads(line) for line in text.splitlines())
     with open(path, "a", encoding="utf-8") as file:
         file.write('{"step": 7, "trai')  # where a run was killed
     assert list(recorded.load(tmp_path)[0].steps) == [0, 1]
-
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_on_all_ranks():

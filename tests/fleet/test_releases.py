@@ -1,12 +1,13 @@
 """What some releases of Paddle lack, and ours offers on all: values against one process, text against Paddle's own."""
+
 import numpy as np
 import paddle
 import pytest
 from paddle import nn
 from paddle.distributed.fleet.meta_parallel import LayerDesc
 
-from paddle_vpp_ext.fleet.engine import selector
 from paddle_vpp_ext.fleet import versions
+from paddle_vpp_ext.fleet.engine import selector
 from pool import get_pool
 from training import (
     WIDTH,
@@ -93,10 +94,7 @@ LOSSES = [mean_square, mean_distance]
 def losses_in_one_process(one, step):
     """Per loss function that of each micro-batch, before the update."""
     with paddle.no_grad():
-        return [
-            np.array([(function(one.forward(x), y) / M).numpy() for x, y in cut(batch(step, 2 * M), M)])
-            for function in LOSSES
-        ]
+        return [np.array([(function(one.forward(x), y) / M).numpy() for x, y in cut(batch(step, 2 * M), M)]) for function in LOSSES]
 
 
 def summed(losses):
@@ -113,9 +111,7 @@ def train_with_losses(index, return_micro_batch_loss):
     for step in range(2):
         data = list(batch(step, 2 * M))
         evaluated = engine.eval_batch(data, compute_loss=True, loss_fn_idx=index)
-        trained = engine.train_batch(
-            data, optimizer, loss_fn_idx=index, return_micro_batch_loss=return_micro_batch_loss
-        )
+        trained = engine.train_batch(data, optimizer, loss_fn_idx=index, return_micro_batch_loss=return_micro_batch_loss)
         steps.append(([loss.numpy() for loss in evaluated], [loss.numpy() for loss in trained]))
     return steps, weights(named_layers(engine))
 

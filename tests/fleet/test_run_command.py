@@ -1,10 +1,11 @@
 """``paddle-vpp run``, given to Paddle's launcher as the script, enables the extension for an unmodified script."""
+
 import os
 import sys
 
 from test_examples import launch
 
-SCRIPT = '''
+SCRIPT = """
 import argparse, sys
 import paddle
 from paddle.distributed import fleet
@@ -26,15 +27,15 @@ if __name__ == "__main__":
     data = [paddle.ones([args.acc, 4]), paddle.zeros([args.acc, 4])]
     loss = engine.train_batch(data, optimizer).item()
     print(f"trained {type(engine).__module__} {sys.argv[1:]} {__name__} {loss:.3f}", flush=True)
-'''
+"""
 
-BESIDE = '''
+BESIDE = """
 from paddle import nn
 
 class Block(nn.Linear):
     def __init__(self):
         super().__init__(4, 4)
-'''
+"""
 
 
 def test_the_launcher_starts_an_unmodified_script_with_the_extension(tmp_path, monkeypatch):
@@ -48,7 +49,7 @@ def test_the_launcher_starts_an_unmodified_script_with_the_extension(tmp_path, m
     launch("paddle-vpp", 2, tmp_path, "run", "train.py", "--acc", "5")
     logs = [path.read_text(encoding="utf-8") for path in sorted((tmp_path / "log").glob("workerlog.*"))]
     for log in logs:
-        line, = [line for line in log.splitlines() if line.startswith("trained")]
+        (line,) = [line for line in log.splitlines() if line.startswith("trained")]
         assert line.startswith("trained paddle_vpp_ext.fleet.engine.pipeline ['--acc', '5'] __main__ ")
     # With p=2 and m=5, which Paddle refuses for V=2; one line says what it trains with.
     assert len(logs) == 2 and sum(log.count("pipeline schedule") for log in logs) == 1

@@ -2,7 +2,7 @@
 
 200 steps and 12 timings here; SOAK_STEPS and TIMINGS of them in ci/drills.sh.
 """
-import pytest
+
 import os
 import random
 import threading
@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import paddle
+import pytest
 from paddle.distributed.fleet.meta_parallel import LayerDesc
 
 from pool import get_pool

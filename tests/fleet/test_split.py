@@ -1,4 +1,5 @@
 """Gradients of a split backward are those of the whole one to the last bit, and nothing outside notices. One process."""
+
 import gc
 import threading
 import weakref
@@ -71,8 +72,15 @@ class InPlace(Mlp):
 
 
 MODELS = {
-    "mlp": Mlp, "no bias": lambda: Mlp(False), "attention": Attention, "twice": Twice, "forms": Forms, "frozen": Frozen,
-    "recompute": Recomputed, "in place": InPlace, "deep": lambda: nn.Sequential(Mlp(), Attention(), Mlp(False)),
+    "mlp": Mlp,
+    "no bias": lambda: Mlp(False),
+    "attention": Attention,
+    "twice": Twice,
+    "forms": Forms,
+    "frozen": Frozen,
+    "recompute": Recomputed,
+    "in place": InPlace,
+    "deep": lambda: nn.Sequential(Mlp(), Attention(), Mlp(False)),
 }
 
 
@@ -242,7 +250,7 @@ def test_two_threads_split_at_the_same_time():
 def test_nothing_of_a_micro_batch_lives_after_its_w():
     layer, split = made(Mlp), SplitBackward()
     for i in range(2):
-        x, g = list(batches(True))[0]
+        x, g = next(iter(batches(True)))
         with split.forward(0):
             y = layer(x)
         split.built(0, [y])

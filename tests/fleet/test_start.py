@@ -3,9 +3,9 @@
 import os
 
 import paddle
-import pool
 import pytest
 
+import pool
 from paddle_vpp_ext.fleet import cpu_bridges, device
 
 pytestmark = pytest.mark.skipif(not device.is_cpu_only(), reason="this Paddle is not CPU-only")

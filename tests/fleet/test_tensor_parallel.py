@@ -2,6 +2,7 @@
 
 CPUs have no kernels for the two ops that connect the halves; PyLayers over gloo stand in for these.
 """
+
 from unittest import mock
 
 import numpy as np
@@ -206,9 +207,7 @@ def in_one_process(layers, optimizer):
     return [*losses, one.step(cut(batch(3, 2 * M), M), update=False).item()]
 
 
-@pytest.mark.parametrize(
-    "schedule, num_chunks", (("VPP", V), ("VPP:groups=even,slope=1", V), ("FthenB", V), ("ZBVPP", V), ("1F1B", 1))
-)
+@pytest.mark.parametrize("schedule, num_chunks", (("VPP", V), ("VPP:groups=even,slope=1", V), ("FthenB", V), ("ZBVPP", V), ("1F1B", 1)))
 def test_tensor_parallel_layers_train_as_one_process_to_the_last_bit(schedule, num_chunks):
     check_bits(pool().run(train, schedule, num_chunks, True))
 

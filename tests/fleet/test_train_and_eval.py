@@ -1,4 +1,5 @@
 """train_batch and eval_batch: values against one process, in every form and order."""
+
 import numpy as np
 import paddle
 import pytest
@@ -187,9 +188,7 @@ def train_on(form):
     return engine.train_batch(data, optimizer).numpy()
 
 
-@pytest.mark.parametrize(
-    "form", ("tensors", "lists", "iterator", "generator", "none in the middle", "only what a rank needs")
-)
+@pytest.mark.parametrize("form", ("tensors", "lists", "iterator", "generator", "none in the middle", "only what a rank needs"))
 def test_data_in_every_form(form):
     expected = OneProcess(descs()).step(cut(batch(0, 2 * M), M)).numpy()
     for loss in run(train_on, form):

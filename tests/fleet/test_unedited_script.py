@@ -1,4 +1,5 @@
 """PADDLE_VPP_EXT=1 and Paddle's launcher: an unmodified script trains with our engine."""
+
 import os
 import shutil
 import site
@@ -7,11 +8,11 @@ import sysconfig
 import venv
 from pathlib import Path
 
-import pool
 import pytest
-from test_run_command import BESIDE, SCRIPT
 
+import pool
 from paddle_vpp_ext.activation import PTH
+from test_run_command import BESIDE, SCRIPT
 
 
 @pytest.fixture
@@ -43,8 +44,12 @@ def launch(python, folder, **variables):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PADDLE_", "MASTER_", "PYTHON"))}
     done = subprocess.run(
         [python, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", "log", "train.py", "--acc", "5"],
-        cwd=folder, env={**kept, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2", **variables},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240,
+        cwd=folder,
+        env={**kept, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2", **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout[-4000:]
     return done.stdout

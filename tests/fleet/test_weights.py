@@ -1,4 +1,5 @@
 """Tied weights: on two and three stages, twice on one rank, with several attributes; values against one process."""
+
 import numpy as np
 import paddle
 import pytest

@@ -2,6 +2,7 @@
 
 A PipelineLayer seeds each layer by its place in the whole model, so both start from equal weights.
 """
+
 import numpy as np
 import paddle
 from paddle import nn
@@ -29,9 +30,7 @@ def mean_square(output, label):
 
 class Model(PipelineLayer):
     def __init__(self, descs, loss_fn=mean_square, **kwargs):
-        super().__init__(
-            layers=descs, loss_fn=loss_fn, topology=fleet.get_hybrid_communicate_group().topology(), **kwargs
-        )
+        super().__init__(layers=descs, loss_fn=loss_fn, topology=fleet.get_hybrid_communicate_group().topology(), **kwargs)
 
 
 _before = {}  # flags that an earlier call has set, as they were: the workers' strategy outlives a test
@@ -53,7 +52,19 @@ def set_options(schedule="1F1B", accumulate_steps=1, micro_batch_size=2, **pp_co
         setattr(flags, name, value)
 
 
-def build(descs, num_chunks, schedule="1F1B", accumulate_steps=1, micro_batch_size=2, learning_rate=0.1, seg_method="layer:Block", loss_fn=mean_square, model={}, kind=Model, **pp_configs):
+def build(
+    descs,
+    num_chunks,
+    schedule="1F1B",
+    accumulate_steps=1,
+    micro_batch_size=2,
+    learning_rate=0.1,
+    seg_method="layer:Block",
+    loss_fn=mean_square,
+    model={},
+    kind=Model,
+    **pp_configs,
+):
     """(engine, optimizer), as a user's script makes them; ``model`` has further arguments of the PipelineLayer, a ``kind`` of Model."""
     set_options(schedule, accumulate_steps, micro_batch_size, **pp_configs)
     model = kind(descs, loss_fn, seg_method=seg_method, num_virtual_pipeline_stages=num_chunks, **model)
@@ -134,7 +145,7 @@ def cut(data, accumulate_steps):
     """The micro-batches of (inputs, labels)."""
     inputs, labels = data
     size = inputs.shape[0] // accumulate_steps
-    return [(inputs[i * size:(i + 1) * size], labels[i * size:(i + 1) * size]) for i in range(accumulate_steps)]
+    return [(inputs[i * size : (i + 1) * size], labels[i * size : (i + 1) * size]) for i in range(accumulate_steps)]
 
 
 def merged(per_rank):

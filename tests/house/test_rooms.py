@@ -1,4 +1,5 @@
 """The shape of the house: arrows between rooms run down only, and no room's file or class grows too large."""
+
 import ast
 from graphlib import TopologicalSorter
 from pathlib import Path

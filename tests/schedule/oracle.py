@@ -2,6 +2,7 @@
 
 Shares nothing with the package but the tuples that orders and programs are made of.
 """
+
 import sys
 from fractions import Fraction
 

@@ -1,4 +1,5 @@
 """Whatever is typed, the parsers and the planner answer or raise ValueError: no other error, no hang, bounded memory."""
+
 import resource
 import subprocess
 import sys
@@ -9,11 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paddle_vpp_ext.planning.options import ENGINE_KEYS, parse_schedule
-from paddle_vpp_ext.schedule.action import Action, parse_order
-from paddle_vpp_ext.search.memory import read_memory
-from paddle_vpp_ext.schedule.plan import MAX_ACTIONS
 from paddle_vpp_ext.planning.planner import make_plan
 from paddle_vpp_ext.planning.registry import SCHEDULES
+from paddle_vpp_ext.schedule.action import Action, parse_order
+from paddle_vpp_ext.schedule.plan import MAX_ACTIONS
+from paddle_vpp_ext.search.memory import read_memory
 from paddle_vpp_ext.tools import order_file
 
 BUILT_IN = ("VPP", "FthenB", "ZBVPP", "auto")
@@ -75,7 +76,9 @@ def test_an_order_is_read_or_refused(text):
 @given(
     st.text(max_size=80)
     | st.lists(st.lists(action_texts, max_size=5), max_size=5).map(lambda rows: "\n".join(map(",".join, rows)))
-    | st.lists(st.sampled_from(["rank 0", "rank 1:", "rank 99999999999", "F0.0", "B0.0", ",", ";", "\n", '"', "#"]), max_size=20).map("".join)
+    | st.lists(st.sampled_from(["rank 0", "rank 1:", "rank 99999999999", "F0.0", "B0.0", ",", ";", "\n", '"', "#"]), max_size=20).map(
+        "".join
+    )
 )
 @settings(max_examples=500)
 def test_a_file_of_orders_is_read_or_refused(text):

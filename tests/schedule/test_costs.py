@@ -1,14 +1,16 @@
 """Costs go to a file and back; memory limits are read, kept, and explained."""
+
 import json
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
-from paddle_vpp_ext.schedule.costs import Costs
-from paddle_vpp_ext.search.memory import Memory, peak_bytes, read_memory, capacity_under
-from paddle_vpp_ext.schedule.plan import plan_orders
 from paddle_vpp_ext.planning.planner import make_plan
 from paddle_vpp_ext.schedule.action import parse_order
+from paddle_vpp_ext.schedule.costs import Costs
+from paddle_vpp_ext.schedule.plan import plan_orders
+from paddle_vpp_ext.search.memory import Memory, capacity_under, peak_bytes, read_memory
 
 amounts = st.floats(0, 1e12, allow_nan=False)
 per_part = st.one_of(amounts, st.lists(amounts, min_size=1, max_size=8))
@@ -28,11 +30,23 @@ def test_a_file_may_leave_fields_out(tmp_path):
     assert Costs.load(path) == Costs(forward=(1, 2), hop=0.5)
 
 
-@pytest.mark.parametrize("content, named", [
-    ("{", "no JSON"), ("[1]", "object"), ({"forwards": 1}, "'forwards'"), ({"forward": "1"}, "forward"), ({"forward": [1, -1]}, "forward"),
-    ({"hop": [1]}, "hop"), ({"weight_grad": True}, "weight_grad"), ({"residue": []}, "residue"), ({"message": float("inf")}, "message"),
-    ({"activation": [float("nan")]}, "activation"), ({"input_grad": None}, "input_grad"), ({"input_grad": [[1]]}, "input_grad"),
-])
+@pytest.mark.parametrize(
+    "content, named",
+    [
+        ("{", "no JSON"),
+        ("[1]", "object"),
+        ({"forwards": 1}, "'forwards'"),
+        ({"forward": "1"}, "forward"),
+        ({"forward": [1, -1]}, "forward"),
+        ({"hop": [1]}, "hop"),
+        ({"weight_grad": True}, "weight_grad"),
+        ({"residue": []}, "residue"),
+        ({"message": float("inf")}, "message"),
+        ({"activation": [float("nan")]}, "activation"),
+        ({"input_grad": None}, "input_grad"),
+        ({"input_grad": [[1]]}, "input_grad"),
+    ],
+)
 def test_a_bad_file_is_refused_with_path_and_field(tmp_path, content, named):
     path = tmp_path / "costs.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
@@ -47,9 +61,16 @@ def test_costs_of_another_model_are_refused():
         make_plan("ZBVPP", 2, 2, 4, costs=Costs(input_grad=(1, 2, 3)))
 
 
-@pytest.mark.parametrize("text, memory", [
-    ("40GiB", Memory(40 * 2**30, True)), ("512MB", Memory(512e6, True)), ("8.5", Memory(8.5, False)), (" 1 kib", Memory(1024, True)), ("7B", Memory(7, True)),
-])
+@pytest.mark.parametrize(
+    "text, memory",
+    [
+        ("40GiB", Memory(40 * 2**30, True)),
+        ("512MB", Memory(512e6, True)),
+        ("8.5", Memory(8.5, False)),
+        (" 1 kib", Memory(1024, True)),
+        ("7B", Memory(7, True)),
+    ],
+)
 def test_memory_limits_are_read(text, memory):
     assert read_memory(text) == memory
 

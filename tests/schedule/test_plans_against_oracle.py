@@ -1,13 +1,14 @@
 """Every plan of the grid is complete, runs without hanging, and takes the time that the oracle says."""
+
 from collections import Counter
 from fractions import Fraction
 
-from hypothesis import given, settings, strategies as st
-
-from paddle_vpp_ext.schedule.costs import Costs
-from paddle_vpp_ext.planning.planner import make_plan
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from oracle import check_programs, is_exchange, makespan_blocking, makespan_without_blocking, pipelines, vpp_options
+from paddle_vpp_ext.planning.planner import make_plan
+from paddle_vpp_ext.schedule.costs import Costs
 
 # Whole numbers and halves: sums are exact in floats, so that times can be compared with ==.
 times = st.integers(0, 6).map(lambda n: n / 2)
@@ -25,8 +26,7 @@ def plan_of(data, max_v=4, **more):
 def test_plans_do_every_action_once_and_cannot_hang(data, blocking, forward_only):
     plan = plan_of(data, blocking=blocking, forward_only=forward_only)
     everything = Counter(
-        (kind, c, i) for kind in ("F" if forward_only else "FB")
-        for c in range(plan.num_chunks) for i in range(plan.accumulate_steps)
+        (kind, c, i) for kind in ("F" if forward_only else "FB") for c in range(plan.num_chunks) for i in range(plan.accumulate_steps)
     )
     for order, program in zip(plan.orders, plan.programs):
         assert Counter(map(tuple, order)) == everything
@@ -37,9 +37,7 @@ def test_plans_do_every_action_once_and_cannot_hang(data, blocking, forward_only
 @given(st.data(), st.booleans())
 def test_serial_programs_do_the_same_one_transfer_at_a_time(data, blocking):
     plan = plan_of(data, max_v=3, blocking=blocking)
-    assert all(
-        len(x.sends) + len(x.receives) == 1 for program in plan.serial_programs for x in program if is_exchange(x)
-    )
+    assert all(len(x.sends) + len(x.receives) == 1 for program in plan.serial_programs for x in program if is_exchange(x))
     check_programs(plan.serial_programs, plan.num_chunks)
 
 

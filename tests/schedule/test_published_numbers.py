@@ -1,12 +1,13 @@
 """Times and peaks equal the formulas, and the tables that the design holds schedules to."""
+
 import csv
 from pathlib import Path
 
 import pytest
 
+from paddle_vpp_ext.planning.planner import make_plan
 from paddle_vpp_ext.schedule.costs import Costs
 from paddle_vpp_ext.schedule.grouping import GROUPINGS
-from paddle_vpp_ext.planning.planner import make_plan
 
 F, B = 1, 2
 
@@ -45,14 +46,17 @@ def test_fthenb_is_as_fast_as_vpp_and_holds_everything():
         assert result.peak_activations == [m * num_chunks] * p
 
 
-@pytest.mark.parametrize("p, num_chunks, m, groups, slope, free, hop, peak", [
-    (8, 4, 39, "first", 2, 489.0, 493.6, 15.0),
-    (8, 4, 39, "even", 2, 489.0, 490.4, 11.25),
-    (8, 4, 39, "even", 1, 489.0, 512.2, 9.5),
-    (4, 2, 11, "first", 2, 75.0, 76.0, 7.0),
-    (4, 2, 11, "even", 2, 75.0, 75.6, 6.5),
-    (4, 2, 11, "even", 1, 75.0, 77.8, 5.0),
-])
+@pytest.mark.parametrize(
+    "p, num_chunks, m, groups, slope, free, hop, peak",
+    [
+        (8, 4, 39, "first", 2, 489.0, 493.6, 15.0),
+        (8, 4, 39, "even", 2, 489.0, 490.4, 11.25),
+        (8, 4, 39, "even", 1, 489.0, 512.2, 9.5),
+        (4, 2, 11, "first", 2, 75.0, 76.0, 7.0),
+        (4, 2, 11, "even", 2, 75.0, 75.6, 6.5),
+        (4, 2, 11, "even", 1, 75.0, 77.8, 5.0),
+    ],
+)
 def test_the_unbalanced_vpp_table_is_reproduced(p, num_chunks, m, groups, slope, free, hop, peak):
     plan = make_plan("VPP", p, num_chunks, m, {"groups": groups, "slope": slope})
     assert plan.simulate().makespan == free
@@ -66,9 +70,17 @@ def test_the_table_of_eight_stages_and_24_micro_batches_is_reproduced(schedule, 
     assert result.makespan == makespan and max(result.peak_activations) / num_chunks == peak
 
 
-@pytest.mark.parametrize("p, num_chunks, m, table", [
-    (8, 4, 39, 1.004), (8, 2, 27, 1.005), (4, 2, 11, 1.013), (4, 2, 6, 1.022), (2, 2, 5, 1.030), (4, 2, 3, 1.000),
-])
+@pytest.mark.parametrize(
+    "p, num_chunks, m, table",
+    [
+        (8, 4, 39, 1.004),
+        (8, 2, 27, 1.005),
+        (4, 2, 11, 1.013),
+        (4, 2, 6, 1.022),
+        (2, 2, 5, 1.030),
+        (4, 2, 3, 1.000),
+    ],
+)
 def test_blocking_costs_no_more_than_the_better_placement_of_the_design(p, num_chunks, m, table):
     plan = make_plan("VPP", p, num_chunks, m, {"groups": "even"}, blocking=True)
     ratio = plan.simulate().makespan / ideal(p, num_chunks, m)

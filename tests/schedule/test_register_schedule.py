@@ -1,12 +1,13 @@
 """A schedule that a user registers is planned and proved like ours, or refused with what is wrong."""
+
 import pytest
 
 import paddle_vpp_ext
-from paddle_vpp_ext.planning.options import parse_schedule
 from paddle_vpp_ext.examples.own_schedule import waves
-from paddle_vpp_ext.schedule.action import Action
+from paddle_vpp_ext.planning.options import parse_schedule
 from paddle_vpp_ext.planning.planner import make_plan
 from paddle_vpp_ext.planning.registry import SCHEDULES, register_schedule
+from paddle_vpp_ext.schedule.action import Action
 from paddle_vpp_ext.schedule.verify import ScheduleError
 
 
@@ -61,18 +62,21 @@ def test_what_is_no_function_is_refused():
         register_schedule("Mine", "waves")
 
 
-@pytest.mark.parametrize("function, complaint", [
-    (lambda p, v, m: ["F0.0 B0.0"], "gave orders for 1 ranks, not for 2"),
-    (lambda p, v, m: None, "called with p=2, V=1, m=1, failed with TypeError"),
-    (lambda p, v, m: 1 / 0, "failed with ZeroDivisionError"),
-    (lambda p, v, m: ["F0.0 B0.0", 7], "failed with TypeError"),
-    (lambda p, v, m: ["F0.0 B0.0", "F0.0 X0.0"], "rank 1 as its action 1: 'X0.0' is not an action"),
-    (lambda p, v, m: ["F0.0 B0.0", [("F", 0)]], "rank 1 as its action 0"),
-    (lambda p, v, m: ["F0.0 B0.0", [("F", "a", 0)]], "rank 1 as its action 0: 'Fa.0'"),
-    (lambda p, v, m: ["F0.0 B0.0", "F0.0 B0.1"], r"rank 1, instruction 1 \(B0.1\)"),
-    (lambda p, v, m: ["F0.0 B0.0", "F0.0"], "rank 1 has neither B0.0"),
-    (lambda p, v, m: ["F0.0 B0.0", "B0.0 F0.0"], r"rank 1, instruction 0 \(B0.0\): it comes before F0.0"),
-])
+@pytest.mark.parametrize(
+    "function, complaint",
+    [
+        (lambda p, v, m: ["F0.0 B0.0"], "gave orders for 1 ranks, not for 2"),
+        (lambda p, v, m: None, "called with p=2, V=1, m=1, failed with TypeError"),
+        (lambda p, v, m: 1 / 0, "failed with ZeroDivisionError"),
+        (lambda p, v, m: ["F0.0 B0.0", 7], "failed with TypeError"),
+        (lambda p, v, m: ["F0.0 B0.0", "F0.0 X0.0"], "rank 1 as its action 1: 'X0.0' is not an action"),
+        (lambda p, v, m: ["F0.0 B0.0", [("F", 0)]], "rank 1 as its action 0"),
+        (lambda p, v, m: ["F0.0 B0.0", [("F", "a", 0)]], "rank 1 as its action 0: 'Fa.0'"),
+        (lambda p, v, m: ["F0.0 B0.0", "F0.0 B0.1"], r"rank 1, instruction 1 \(B0.1\)"),
+        (lambda p, v, m: ["F0.0 B0.0", "F0.0"], "rank 1 has neither B0.0"),
+        (lambda p, v, m: ["F0.0 B0.0", "B0.0 F0.0"], r"rank 1, instruction 0 \(B0.0\): it comes before F0.0"),
+    ],
+)
 def test_what_is_wrong_is_told_with_rank_and_place(function, complaint):
     with pytest.raises(ScheduleError, match=complaint):
         plan_of(function)

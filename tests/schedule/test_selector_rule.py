@@ -1,4 +1,5 @@
 """The selector's rule is Paddle's since 3.0."""
+
 import pytest
 
 from paddle_vpp_ext.planning.planner import make_plan

@@ -1,6 +1,8 @@
 """Actions and orders can be written down and read back."""
+
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paddle_vpp_ext.schedule.action import KINDS, Action, format_order, parse_order
 from paddle_vpp_ext.schedule.dependencies import Exchange, Transfer

@@ -1,14 +1,15 @@
 """What cannot run is refused, with rank, instruction and reason, and the place is drawn."""
-import pytest
-from hypothesis import assume, given, settings, strategies as st
 
-from paddle_vpp_ext.schedule.action import Action, parse_order
-from paddle_vpp_ext.schedule.dependencies import Exchange, Dependencies, Transfer
-from paddle_vpp_ext.schedule.plan import plan_orders
-from paddle_vpp_ext.planning.planner import make_plan
-from paddle_vpp_ext.schedule.verify import ScheduleError, verify_orders, verify_programs
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from oracle import check_programs, is_exchange, pipelines
+from paddle_vpp_ext.planning.planner import make_plan
+from paddle_vpp_ext.schedule.action import Action, parse_order
+from paddle_vpp_ext.schedule.dependencies import Dependencies, Exchange, Transfer
+from paddle_vpp_ext.schedule.plan import plan_orders
+from paddle_vpp_ext.schedule.verify import ScheduleError, verify_orders, verify_programs
 
 
 def plan_and_flow(p, num_chunks, m, blocking=False):
@@ -31,14 +32,17 @@ def refused_programs(dependencies, programs):
 GOOD = "F0.0 F0.1 B0.0 B0.1"
 
 
-@pytest.mark.parametrize("order, place, reason", [
-    ("F0.0 F0.1 F0.1 B0.0 B0.1", "rank 1, instruction 2 (F0.1)", "a second time"),
-    ("F0.0 B0.1 F0.1 B0.0", "rank 1, instruction 1 (B0.1)", "before F0.1"),
-    ("F0.0 F0.1 B0.0 B0.1 F1.0", "rank 1, instruction 4 (F1.0)", "chunks 0..0"),
-    ("F0.0 F0.1 F0.2 B0.0 B0.1", "rank 1, instruction 2 (F0.2)", "micro-batches 0..1"),
-    ("F0.0 F0.1 I0.0 B0.0 B0.1", "rank 1, instruction 3 (B0.0)", "both whole (B) and split"),
-    ("F0.0 F0.1 B0.0 W0.1 I0.1", "rank 1, instruction 3 (W0.1)", "before I0.1"),
-])
+@pytest.mark.parametrize(
+    "order, place, reason",
+    [
+        ("F0.0 F0.1 F0.1 B0.0 B0.1", "rank 1, instruction 2 (F0.1)", "a second time"),
+        ("F0.0 B0.1 F0.1 B0.0", "rank 1, instruction 1 (B0.1)", "before F0.1"),
+        ("F0.0 F0.1 B0.0 B0.1 F1.0", "rank 1, instruction 4 (F1.0)", "chunks 0..0"),
+        ("F0.0 F0.1 F0.2 B0.0 B0.1", "rank 1, instruction 2 (F0.2)", "micro-batches 0..1"),
+        ("F0.0 F0.1 I0.0 B0.0 B0.1", "rank 1, instruction 3 (B0.0)", "both whole (B) and split"),
+        ("F0.0 F0.1 B0.0 W0.1 I0.1", "rank 1, instruction 3 (W0.1)", "before I0.1"),
+    ],
+)
 def test_a_wrong_order_names_the_place_and_draws_it(order, place, reason):
     text = refused([GOOD, order], 1, 2)
     head, *grid = text.splitlines()
@@ -46,12 +50,15 @@ def test_a_wrong_order_names_the_place_and_draws_it(order, place, reason):
     assert len(grid) == 2 and f">{place.split('(')[1][:-1]}<" in grid[1]
 
 
-@pytest.mark.parametrize("order, reason", [
-    ("F0.0 B0.0", "rank 1 has no F0.1"),
-    ("F0.0 F0.1 B0.0", "rank 1 has neither B0.1 nor I0.1"),
-    ("F0.0 F0.1 B0.0 I0.1", "rank 1 has neither B0.1 nor W0.1"),
-    ("", "rank 1 has no F0.0"),
-])
+@pytest.mark.parametrize(
+    "order, reason",
+    [
+        ("F0.0 B0.0", "rank 1 has no F0.1"),
+        ("F0.0 F0.1 B0.0", "rank 1 has neither B0.1 nor I0.1"),
+        ("F0.0 F0.1 B0.0 I0.1", "rank 1 has neither B0.1 nor W0.1"),
+        ("", "rank 1 has no F0.0"),
+    ],
+)
 def test_a_missing_action_is_named(order, reason):
     assert reason in refused([GOOD, order], 1, 2)
 

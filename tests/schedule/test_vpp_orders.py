@@ -1,15 +1,15 @@
 """The VPP order: groupings, Paddle's closed form, who starts how far ahead."""
+
 import pytest
 from hypothesis import given
 
+from oracle import pipelines
+from paddle_vpp_ext.planning.registry import vpp
+from paddle_vpp_ext.planning.values import read_groups, read_slope, read_switch
 from paddle_vpp_ext.schedule.action import format_order
 from paddle_vpp_ext.schedule.fthenb import forward_only, fthenb
 from paddle_vpp_ext.schedule.grouping import even, first
 from paddle_vpp_ext.schedule.interleave import interleaved
-from paddle_vpp_ext.planning.registry import vpp
-from paddle_vpp_ext.planning.values import read_groups, read_slope, read_switch
-
-from oracle import pipelines
 
 
 def virtual_pp_rank(step, forward, p, num_chunks, m):

@@ -1,4 +1,5 @@
 """The oracle and hypothesis' settings are those of tests/schedule."""
+
 import sys
 from pathlib import Path
 

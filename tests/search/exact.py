@@ -7,9 +7,10 @@ also the k-th of them; the same for I and W; and what is held depends on how man
 
 Run as a script it writes rows of ``optima.tsv`` for seeds FIRST .. FIRST+COUNT-1: python exact.py FIRST COUNT SECONDS
 """
+
 import random
 import sys
-from typing import NamedTuple, Tuple
+from typing import NamedTuple
 
 
 class Case(NamedTuple):
@@ -18,9 +19,9 @@ class Case(NamedTuple):
     p: int
     num_chunks: int
     m: int
-    forward: Tuple[int, ...]
-    input_grad: Tuple[int, ...]
-    weight_grad: Tuple[int, ...]
+    forward: tuple[int, ...]
+    input_grad: tuple[int, ...]
+    weight_grad: tuple[int, ...]
     hop: int
     cap: int
 
@@ -76,7 +77,8 @@ def solve(case, seconds=60.0, workers=1):
         )
         held = [
             model.new_interval_var(start["F", s, i], model.new_int_var(0, horizon, ""), start["W", s, i] + times["W"][s], "")
-            for s in parts for i in range(m)
+            for s in parts
+            for i in range(m)
         ]
         model.add_cumulative(held, [1] * len(held), case.cap)
     model.minimize(makespan)

@@ -3,17 +3,17 @@
 ``optima.tsv`` holds the optima of 100 cases; each run proves a sample of them anew (with ortools) and searches all,
 with a bit more than half of the usual effort to save time.
 """
+
 from pathlib import Path
 
 import pytest
 
+from exact import Case, random_case, solve
 from paddle_vpp_ext.schedule.costs import Costs
-from paddle_vpp_ext.search.memory import Memory
-from paddle_vpp_ext.search.search import search
 from paddle_vpp_ext.schedule.simulate import peak_activations, simulate
 from paddle_vpp_ext.schedule.verify import verify_orders
-
-from exact import Case, random_case, solve
+from paddle_vpp_ext.search.memory import Memory
+from paddle_vpp_ext.search.search import search
 
 
 def optima():

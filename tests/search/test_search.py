@@ -1,4 +1,5 @@
 """The search keeps to the memory limit, says what it gains, and gives every rank the same answer in time."""
+
 import os
 import random
 import subprocess
@@ -6,16 +7,17 @@ import sys
 import time
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from paddle_vpp_ext.planning.options import parse_schedule
-from paddle_vpp_ext.schedule.costs import UNIT, Costs
-from paddle_vpp_ext.search.memory import Memory, peak_bytes
-from paddle_vpp_ext.schedule.plan import plan_orders
 from paddle_vpp_ext.planning.planner import make_plan
-from paddle_vpp_ext.search.search import _search, search
+from paddle_vpp_ext.schedule.costs import UNIT, Costs
+from paddle_vpp_ext.schedule.plan import plan_orders
 from paddle_vpp_ext.schedule.simulate import peak_activations, simulate
 from paddle_vpp_ext.schedule.verify import verify_orders
+from paddle_vpp_ext.search.memory import Memory, peak_bytes
+from paddle_vpp_ext.search.search import _search, search
 
 
 def uneven(p, v, seed):
@@ -74,7 +76,9 @@ def test_what_is_chosen_for_blocking_exchanges_is_fast_where_they_block():
     found = search(4, 2, 11, costs, blocking=True)
     plan = plan_orders(found.orders, 2, 11, blocking=True, costs=costs)
     assert plan.simulate(costs).makespan == pytest.approx(found.makespan)
-    assert found.makespan < found.reference == pytest.approx(make_plan("VPP", 4, 2, 11, blocking=True, costs=costs).simulate(costs).makespan)
+    assert (
+        found.makespan < found.reference == pytest.approx(make_plan("VPP", 4, 2, 11, blocking=True, costs=costs).simulate(costs).makespan)
+    )
 
 
 def test_every_process_finds_the_same():
@@ -86,8 +90,11 @@ def test_every_process_finds_the_same():
     )
     outputs = {
         subprocess.run(
-            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True, text=True, check=True,
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for seed in ("1", "2")
     }

@@ -1,19 +1,20 @@
 """Zero-bubble orders keep to their cap, reach the published figures, and never deadlock."""
-import pytest
-from hypothesis import given, settings, strategies as st
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oracle import check_programs, sizes
+from paddle_vpp_ext.planning.planner import make_plan
 from paddle_vpp_ext.schedule.action import format_order, parse_order
 from paddle_vpp_ext.schedule.costs import Costs
 from paddle_vpp_ext.schedule.grouping import even
 from paddle_vpp_ext.schedule.interleave import interleaved
-from paddle_vpp_ext.search.problem import SearchProblem, Capacity
 from paddle_vpp_ext.schedule.plan import plan_orders
-from paddle_vpp_ext.planning.planner import make_plan
 from paddle_vpp_ext.schedule.simulate import simulate
 from paddle_vpp_ext.schedule.verify import verify_orders
-from paddle_vpp_ext.search.zero_bubble import list_schedule, capacity_of, smallest_capacities, steady_pattern, zero_bubble
-
-from oracle import check_programs, sizes
+from paddle_vpp_ext.search.problem import Capacity, SearchProblem
+from paddle_vpp_ext.search.zero_bubble import capacity_of, list_schedule, smallest_capacities, steady_pattern, zero_bubble
 
 
 def of_a_stage(num_chunks, forward=1.0, input_grad=1.0, weight_grad=1.0):
@@ -21,9 +22,16 @@ def of_a_stage(num_chunks, forward=1.0, input_grad=1.0, weight_grad=1.0):
     return Costs(forward / num_chunks, input_grad / num_chunks, weight_grad / num_chunks)
 
 
-@pytest.mark.parametrize("num_chunks, stage, makespan", [
-    (1, (1, 1, 1), 79.0), (2, (1, 1, 1), 75.5), (4, (1, 1, 1), 73.75), (4, (1, 1.2, 0.8), 74.45), (2, (1, 1.2, 0.8), 76.9),
-])
+@pytest.mark.parametrize(
+    "num_chunks, stage, makespan",
+    [
+        (1, (1, 1, 1), 79.0),
+        (2, (1, 1, 1), 75.5),
+        (4, (1, 1, 1), 73.75),
+        (4, (1, 1.2, 0.8), 74.45),
+        (2, (1, 1.2, 0.8), 76.9),
+    ],
+)
 def test_the_table_of_eight_stages_and_24_micro_batches_is_reproduced(num_chunks, stage, makespan):
     costs = of_a_stage(num_chunks, *stage)
     plan = make_plan("ZBVPP", 8, num_chunks, 24, {"cap": 8.0}, costs=costs)
@@ -72,9 +80,7 @@ def test_any_cap_runs_or_is_refused_with_the_smallest_that_works(data):
 def check_split_programs(plan):
     """The oracle knows whole backwards: to what is sent, I is one, and W is nothing."""
     as_whole = lambda x: x._replace(kind="B") if getattr(x, "kind", "") == "I" else x
-    check_programs(
-        [[as_whole(x) for x in program if getattr(x, "kind", "") != "W"] for program in plan.programs], plan.num_chunks
-    )
+    check_programs([[as_whole(x) for x in program if getattr(x, "kind", "") != "W"] for program in plan.programs], plan.num_chunks)
 
 
 @given(st.data())
@@ -94,10 +100,13 @@ def test_activations_are_held_until_w_and_i_frees_nothing():
         assert plan.simulate().peak_activations == [peak, peak]
 
 
-@pytest.mark.parametrize("function, made", [
-    (list_schedule, lambda problem: list_schedule(problem, (3,))[1]),
-    (steady_pattern, lambda problem: steady_pattern(problem, (3,))),
-])
+@pytest.mark.parametrize(
+    "function, made",
+    [
+        (list_schedule, lambda problem: list_schedule(problem, (3,))[1]),
+        (steady_pattern, lambda problem: steady_pattern(problem, (3,))),
+    ],
+)
 def test_the_orders_in_the_docstrings_are_what_is_made(function, made):
     problem = SearchProblem(2, 1, 3, capacity=capacity_of(2, 2, 1))
     drawn = [line.split(maxsplit=2)[2] for line in function.__doc__.splitlines() if line.strip().startswith("rank ") and "F0.0" in line]

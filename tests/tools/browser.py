@@ -1,12 +1,20 @@
 """A page in headless Chromium: what it made of itself, or how it looks."""
+
 import os
 import shutil
 import subprocess
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--no-first-run", "--window-size=1400,800", "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--window-size=1400,800",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
 )
 
 

@@ -1,4 +1,5 @@
 """The command line as a user starts it, in an environment that can lack or fake packages."""
+
 import contextlib
 import io
 import os
@@ -29,7 +30,10 @@ def command(monkeypatch, registry):
             return _run_here(words)
         path = os.pathsep.join([*map(str, before), str(ROOT)])
         return subprocess.run(
-            [sys.executable, "-m", "paddle_vpp_ext", *words], capture_output=True, text=True, timeout=120,
+            [sys.executable, "-m", "paddle_vpp_ext", *words],
+            capture_output=True,
+            text=True,
+            timeout=120,
             env={**os.environ, "PYTHONPATH": path, **environment},
         )
 

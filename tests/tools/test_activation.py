@@ -1,4 +1,5 @@
 """PADDLE_VPP_EXT=1: what pip installs for it, what it costs without, and what it does with any Python that it reaches."""
+
 import importlib.util
 import os
 import shutil
@@ -108,7 +109,8 @@ def test_any_other_value_is_an_error_when_paddle_is_imported_and_not_before(acti
 @pytest.mark.parametrize("error", ["RuntimeError", "ImportError"])
 def test_an_extension_that_cannot_be_enabled_says_which_variable_asked_for_it(activated, tmp_path, error):
     (tmp_path / "sitecustomize.py").write_text(
-        f"import paddle_vpp_ext\ndef enable():\n    raise {error}('it needs Paddle 2.6.2')\npaddle_vpp_ext.enable = enable\n", encoding="utf-8"
+        f"import paddle_vpp_ext\ndef enable():\n    raise {error}('it needs Paddle 2.6.2')\npaddle_vpp_ext.enable = enable\n",
+        encoding="utf-8",
     )
     done = activated.run("import paddle", tmp_path, variable="1")
     assert done.stderr.splitlines()[-1] == (
@@ -150,18 +152,21 @@ def pip(environment, *words):
 FINE = Paddle("3.3.1")
 
 
-@pytest.mark.parametrize("paddle, variable, pth, mark, words", [
-    (FINE, "", "", "ok", "by paddle_vpp_ext.enable() in the script or paddle-vpp run"),
-    (FINE, "0", "/p.pth", "ok", "PADDLE_VPP_EXT=1 would do, but is not set"),
-    (FINE._replace(enabled=True), "1", "/p.pth", "ok", "PADDLE_VPP_EXT=1, every script that imports Paddle"),
-    (FINE, "1", "", "PROBLEM", "no effect: paddle_vpp_ext.pth is not in site-packages"),
-    (FINE, "1", "/p.pth", "PROBLEM", "importing Paddle does not enable the extension"),
-    (None, "1", "/p.pth", "PROBLEM", "importing Paddle does not enable the extension"),
-    (FINE, "yes", "/p.pth", "PROBLEM", "PADDLE_VPP_EXT='yes': write 1"),
-])
+@pytest.mark.parametrize(
+    "paddle, variable, pth, mark, words",
+    [
+        (FINE, "", "", "ok", "by paddle_vpp_ext.enable() in the script or paddle-vpp run"),
+        (FINE, "0", "/p.pth", "ok", "PADDLE_VPP_EXT=1 would do, but is not set"),
+        (FINE._replace(enabled=True), "1", "/p.pth", "ok", "PADDLE_VPP_EXT=1, every script that imports Paddle"),
+        (FINE, "1", "", "PROBLEM", "no effect: paddle_vpp_ext.pth is not in site-packages"),
+        (FINE, "1", "/p.pth", "PROBLEM", "importing Paddle does not enable the extension"),
+        (None, "1", "/p.pth", "PROBLEM", "importing Paddle does not enable the extension"),
+        (FINE, "yes", "/p.pth", "PROBLEM", "PADDLE_VPP_EXT='yes': write 1"),
+    ],
+)
 def test_doctor_says_which_activation_there_is(paddle, variable, pth, mark, words):
     packages = {"paddlepaddle": "3.3.1", "protobuf": "7.0.0", "numpy": "2.4.6"}
-    finding, = [f for f in diagnose(Found((3, 11, 7), packages, paddle, Activation(variable, pth))) if "activation" in f.text]
+    (finding,) = [f for f in diagnose(Found((3, 11, 7), packages, paddle, Activation(variable, pth))) if "activation" in f.text]
     assert finding.mark == mark and words in finding.text and bool(finding.remedy) == (mark == "PROBLEM")
 
 
@@ -170,7 +175,8 @@ def test_doctor_tries_it(command, tmp_path):
     (tmp_path / "paddle.py").write_text(
         "__version__ = '3.3.1'\nis_compiled_with_cuda = lambda: False\n"
         "import sys, types\nours = types.ModuleType('ours')\nours.enable, ours.is_enabled = lambda: None, lambda: True\n"
-        "sys.modules['paddle_vpp_ext.fleet.engine.selector'] = ours\n", encoding="utf-8"
+        "sys.modules['paddle_vpp_ext.fleet.engine.selector'] = ours\n",
+        encoding="utf-8",
     )
     done = command("doctor", before=[tmp_path], PADDLE_VPP_EXT="1")
     assert "activation: PADDLE_VPP_EXT=1, every script that imports Paddle gets the extension" in done.stdout

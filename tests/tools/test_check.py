@@ -1,4 +1,5 @@
 """``check`` proves schedules from files, or says where they fail."""
+
 import pytest
 
 from paddle_vpp_ext.planning.planner import make_plan
@@ -7,14 +8,17 @@ from paddle_vpp_ext.tools import order_file
 GOOD = "F0.0 F0.1 B0.0 B0.1\nF0.0 B0.0 F0.1 B0.1\n"
 
 
-@pytest.mark.parametrize("text", [
-    GOOD,
-    "rank 1: F0.0 B0.0 F0.1 B0.1\n# in any order\n\nrank 0: F0.0 F0.1 B0.0 B0.1",
-    "rank 0,F0.0,F0.1,B0.0,B0.1\r\nrank 1,F0.0,B0.0,F0.1,B0.1,,\r\n",
-    "\ufeff\"rank 0\";F0.0;F0.1;;B0.0;B0.1\n\"rank 1\";F0.0;;B0.0;F0.1;B0.1\n",
-    "Rank 0\tF0.0\tF0.1\tB0.0\tB0.1\nRank 1\tF0.0\tB0.0\tF0.1\tB0.1\n",
-    ",F0.0,F0.1,B0.0,B0.1\n,F0.0,,B0.0,F0.1,B0.1\n",
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD,
+        "rank 1: F0.0 B0.0 F0.1 B0.1\n# in any order\n\nrank 0: F0.0 F0.1 B0.0 B0.1",
+        "rank 0,F0.0,F0.1,B0.0,B0.1\r\nrank 1,F0.0,B0.0,F0.1,B0.1,,\r\n",
+        '\ufeff"rank 0";F0.0;F0.1;;B0.0;B0.1\n"rank 1";F0.0;;B0.0;F0.1;B0.1\n',
+        "Rank 0\tF0.0\tF0.1\tB0.0\tB0.1\nRank 1\tF0.0\tB0.0\tF0.1\tB0.1\n",
+        ",F0.0,F0.1,B0.0,B0.1\n,F0.0,,B0.0,F0.1,B0.1\n",
+    ],
+)
 def test_csv_and_text_are_read_alike(tmp_path, text):
     path = tmp_path / "orders"
     path.write_bytes(text.encode())
@@ -48,18 +52,21 @@ def test_a_split_backward_and_an_evaluation_by_hand_are_ok(command, tmp_path):
     assert "makespan 3," in command("check", path).stdout
 
 
-@pytest.mark.parametrize("text, sentences", [
-    ("F0.0 B0.0\nF0.0\n", ["rank 1 has neither B0.0"]),
-    ("F0.0 B0.0\nB0.0 F0.0\n", ["rank 1, instruction 0 (B0.0): it comes before F0.0", ">B0.0<  F0.0"]),
-    ("F0.0 B0.0 F0.1 B0.1\nF0.1 B0.1 F0.0 B0.0", ["deadlock: rank 0 cannot start B0.0 (its action 1)", "[F0.1]"]),
-    ("F0.0 F0.0 B0.0\nF0.0 B0.0", ["rank 0, instruction 1 (F0.0): it is there a second time", ">F0.0<"]),
-    ("F0.0 B0.0\nF0.0 X0.0", ["line 2: rank 1, instruction 1: 'X0.0' is not an action"]),
-    ("F0.0 B0.0", ["there are 1 lines with actions"]),
-    ("", ["there are 0 lines"]),
-    ("rank 0:\nrank 1:", ["there is not an action in it"]),
-    ("rank 0: F0.0\nrank 0: F0.0", ["line 2: rank 0 is there a second time"]),
-    ("rank 0: F0.0\nrank 2: F0.0", ["there is no rank 1"]),
-])
+@pytest.mark.parametrize(
+    "text, sentences",
+    [
+        ("F0.0 B0.0\nF0.0\n", ["rank 1 has neither B0.0"]),
+        ("F0.0 B0.0\nB0.0 F0.0\n", ["rank 1, instruction 0 (B0.0): it comes before F0.0", ">B0.0<  F0.0"]),
+        ("F0.0 B0.0 F0.1 B0.1\nF0.1 B0.1 F0.0 B0.0", ["deadlock: rank 0 cannot start B0.0 (its action 1)", "[F0.1]"]),
+        ("F0.0 F0.0 B0.0\nF0.0 B0.0", ["rank 0, instruction 1 (F0.0): it is there a second time", ">F0.0<"]),
+        ("F0.0 B0.0\nF0.0 X0.0", ["line 2: rank 1, instruction 1: 'X0.0' is not an action"]),
+        ("F0.0 B0.0", ["there are 1 lines with actions"]),
+        ("", ["there are 0 lines"]),
+        ("rank 0:\nrank 1:", ["there is not an action in it"]),
+        ("rank 0: F0.0\nrank 0: F0.0", ["line 2: rank 0 is there a second time"]),
+        ("rank 0: F0.0\nrank 2: F0.0", ["there is no rank 1"]),
+    ],
+)
 def test_a_fault_is_told_with_rank_instruction_and_place(command, tmp_path, text, sentences):
     path = tmp_path / "faulty.txt"
     path.write_text(text, encoding="utf-8")

@@ -1,9 +1,10 @@
 """``compare`` ranks all schedules, marks the selector's choice, and says why one is not possible."""
+
 import pytest
 
-from paddle_vpp_ext.schedule.costs import Costs
 from paddle_vpp_ext.planning.planner import make_plan
 from paddle_vpp_ext.planning.registry import register_schedule
+from paddle_vpp_ext.schedule.costs import Costs
 from paddle_vpp_ext.tools.cli.compare import table
 from paddle_vpp_ext.tools.comparison import compare
 
@@ -17,14 +18,16 @@ def test_the_table_is_that_of_the_plans_best_first():
     assert figures["VPP:groups=even,slope=2"] == (490.4, 11.25)
     assert figures["VPP:groups=even,slope=1"] == (512.2, 9.5)
     assert [row.makespan for row in rows] == sorted(row.makespan for row in rows)
-    assert [row.schedule for row in rows if row.schedule.startswith("VPP")][0] == "VPP:groups=even,slope=2"
+    assert next(row.schedule for row in rows if row.schedule.startswith("VPP")) == "VPP:groups=even,slope=2"
     assert [row.schedule for row in rows if row.chosen] == ["VPP:groups=first,slope=2"]
     expected = make_plan("FthenB", 8, 4, 39).simulate(Costs(1, 1, 1, 0.1))
     fthenb = next(row for row in rows if row.schedule == "FthenB")
     assert fthenb.idle == pytest.approx(sum(expected.idle_share) / 8) and fthenb.peak == 4 * 39
 
 
-@pytest.mark.parametrize("v, m, chosen", [(2, 8, "VPP:groups=first,slope=2"), (2, 7, "FthenB"), (1, 3, "VPP:groups=first,slope=1"), (2, 3, None)])
+@pytest.mark.parametrize(
+    "v, m, chosen", [(2, 8, "VPP:groups=first,slope=2"), (2, 7, "FthenB"), (1, 3, "VPP:groups=first,slope=1"), (2, 3, None)]
+)
 def test_the_selectors_choice_is_marked(v, m, chosen):
     assert [row.schedule for row in compare(4, v, m, Costs(), False) if row.chosen] == ([chosen] if chosen else [])
 
@@ -63,17 +66,20 @@ def test_a_users_schedule_is_planned_from_a_file_or_a_module(command):
     assert by_name.stdout == by_file.stdout.replace("Waves", "waves", 1)
 
 
-@pytest.mark.parametrize("source, code, sentence", [
-    ("nowhere.py", None, "there is no file nowhere.py"),
-    ("mine", None, "neither FILE.py nor MODULE:FUNCTION"),
-    ("no_such_module:function", None, "failed with ModuleNotFoundError"),
-    ("paddle_vpp_ext.planning.options:waves", None, "failed with AttributeError"),
-    ("mine.py", "x = 1", "registers no schedule"),
-    ("mine.py", "1 / 0", "failed with ZeroDivisionError"),
-    ("mine.py", "import sys; sys.exit(3)", "failed with SystemExit"),
-    ("mine.py", "import paddle_vpp_ext\npaddle_vpp_ext.register_schedule('V PP', print)", "cannot be a schedule's name"),
-    ("mine.py", "import paddle_vpp_ext\npaddle_vpp_ext.register_schedule('M', lambda p, v, m: 1 / 0)", "schedule M, called with p=4"),
-])
+@pytest.mark.parametrize(
+    "source, code, sentence",
+    [
+        ("nowhere.py", None, "there is no file nowhere.py"),
+        ("mine", None, "neither FILE.py nor MODULE:FUNCTION"),
+        ("no_such_module:function", None, "failed with ModuleNotFoundError"),
+        ("paddle_vpp_ext.planning.options:waves", None, "failed with AttributeError"),
+        ("mine.py", "x = 1", "registers no schedule"),
+        ("mine.py", "1 / 0", "failed with ZeroDivisionError"),
+        ("mine.py", "import sys; sys.exit(3)", "failed with SystemExit"),
+        ("mine.py", "import paddle_vpp_ext\npaddle_vpp_ext.register_schedule('V PP', print)", "cannot be a schedule's name"),
+        ("mine.py", "import paddle_vpp_ext\npaddle_vpp_ext.register_schedule('M', lambda p, v, m: 1 / 0)", "schedule M, called with p=4"),
+    ],
+)
 def test_a_wrong_schedule_file_gets_one_sentence_and_status_2(command, tmp_path, monkeypatch, source, code, sentence):
     if code:
         (tmp_path / source).write_text(code, encoding="utf-8")

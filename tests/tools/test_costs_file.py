@@ -1,4 +1,5 @@
 """``--costs FILE``: the same file for plan and compare, refused in one sentence where it is wrong."""
+
 import json
 
 import pytest

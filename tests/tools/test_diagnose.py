@@ -1,4 +1,5 @@
 """``diagnose``: from the positions in the logs to the rank or the edge at fault."""
+
 import json
 
 import pytest
@@ -13,15 +14,22 @@ RANKS = [4, 5, 6, 7]
 
 def position(rank, peer=None, number=5, error=None, step=3):
     return {
-        "ranks": RANKS, "rank": rank, "step": step, "number": number, "of": 40, "last": ["F0.0", "send(F4.0)", "F0.1"],
-        "waits_for": f"the receive from rank {peer}" if peer is not None else None, "peer": peer,
-        "since": "2026-12-01 10:00:00" if peer is not None else None, "error": error,
+        "ranks": RANKS,
+        "rank": rank,
+        "step": step,
+        "number": number,
+        "of": 40,
+        "last": ["F0.0", "send(F4.0)", "F0.1"],
+        "waits_for": f"the receive from rank {peer}" if peer is not None else None,
+        "peer": peer,
+        "since": "2026-12-01 10:00:00" if peer is not None else None,
+        "error": error,
     }
 
 
 def test_a_position_is_found_in_a_log_among_other_lines():
     one = position(5, peer=4, error="TimeoutError: é")
-    log = f"noise\nERROR paddle_vpp_ext: {line_of(one)}\nmore\nposition {{broken\nposition [1]\nposition {{\"rank\": 5}}\n"
+    log = f'noise\nERROR paddle_vpp_ext: {line_of(one)}\nmore\nposition {{broken\nposition [1]\nposition {{"rank": 5}}\n'
     assert positions_in(log) == [one]
 
 
@@ -38,8 +46,10 @@ def test_a_rank_that_says_nothing_is_the_culprit():
 
 def test_an_error_of_its_own_comes_before_what_the_others_suffer():
     positions = [
-        position(4, 5, error="ConnectionError: rank 5 has closed"), position(5, error="ValueError: the layer fails"),
-        position(6, 5, error="PeerFailed: rank 5"), position(7, 6, error="TimeoutError: not done"),
+        position(4, 5, error="ConnectionError: rank 5 has closed"),
+        position(5, error="ValueError: the layer fails"),
+        position(6, 5, error="PeerFailed: rank 5"),
+        position(7, 6, error="TimeoutError: not done"),
     ]
     verdict = judge(positions, RANKS)
     assert verdict.culprit == 5 and "ValueError: the layer fails" in verdict.why
@@ -62,7 +72,12 @@ def test_any_positions_have_a_verdict(of_rank):
     assert verdict.culprit is None or verdict.culprit in RANKS
 
 
-@given(st.text() | st.recursive(st.none() | st.integers() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.sampled_from(list(position(4))), v)).map(json.dumps))
+@given(
+    st.text()
+    | st.recursive(
+        st.none() | st.integers() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.sampled_from(list(position(4))), v)
+    ).map(json.dumps)
+)
 def test_any_line_of_a_log_is_read_or_left_out(text):
     for found in positions_in(f"position {text}\nposition {{{text}}}"):
         judge([found], found["ranks"])
@@ -76,10 +91,15 @@ def write(folder, logs):
 
 
 def test_the_logs_of_several_hosts_are_read_together(tmp_path, capsys):
-    write(tmp_path, {
-        "a/workerlog.0": f"{line_of(position(4))}\n", "a/workerlog.1": f"{line_of(position(5, 4))}\n",
-        "b/workerlog.0": f"{line_of(position(6, 5))}\n", "b/workerlog.1": f"{line_of(position(7, 6))}\n",
-    })
+    write(
+        tmp_path,
+        {
+            "a/workerlog.0": f"{line_of(position(4))}\n",
+            "a/workerlog.1": f"{line_of(position(5, 4))}\n",
+            "b/workerlog.0": f"{line_of(position(6, 5))}\n",
+            "b/workerlog.1": f"{line_of(position(7, 6))}\n",
+        },
+    )
     assert main(["diagnose", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert "pipeline of ranks 4, 5, 6, 7" in out and "culprit: rank 4" in out and out.count("step 3, instruction 5 of 40") >= 4

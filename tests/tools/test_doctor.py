@@ -1,4 +1,5 @@
 """``doctor`` finds what is wrong, says what to do, and survives what it examines."""
+
 import pytest
 
 from paddle_vpp_ext.tools.cli.doctor import Found, Paddle, diagnose, numbers
@@ -23,19 +24,33 @@ def test_the_newest_paddle_is_fine():
     assert diagnose(found())[-1].text.endswith("training on CPU (gloo)")
 
 
-@pytest.mark.parametrize("paddle, protobuf, is_problem", [
-    ("2.6.2", "7.0.0", True), ("3.0.0", "7.1.0", True), ("3.2.2", "7.36.2", True), ("3.2.2", "6.33.0", False),
-    ("3.3.0", "7.36.2", False), ("3.3.1", "7.36.2", False), ("3.2.2", "10.0", True),
-])
+@pytest.mark.parametrize(
+    "paddle, protobuf, is_problem",
+    [
+        ("2.6.2", "7.0.0", True),
+        ("3.0.0", "7.1.0", True),
+        ("3.2.2", "7.36.2", True),
+        ("3.2.2", "6.33.0", False),
+        ("3.3.0", "7.36.2", False),
+        ("3.3.1", "7.36.2", False),
+        ("3.2.2", "10.0", True),
+    ],
+)
 def test_protobuf_7_is_a_problem_up_to_3_2_2(paddle, protobuf, is_problem):
     it = found(paddlepaddle=paddle, protobuf=protobuf, numpy="1.26.4", paddle=Paddle(paddle, error="no attribute 'label'"))
     remedies = [remedy for _, remedy in problems(it)]
     assert ('pip install "protobuf<7"' in remedies) == is_problem
 
 
-@pytest.mark.parametrize("paddle, numpy, is_problem", [
-    ("2.6.2", "2.0.0", True), ("2.6.2", "1.26.4", False), ("3.0.0", "2.4.6", False), ("3.3.1", "2.4.6", False),
-])
+@pytest.mark.parametrize(
+    "paddle, numpy, is_problem",
+    [
+        ("2.6.2", "2.0.0", True),
+        ("2.6.2", "1.26.4", False),
+        ("3.0.0", "2.4.6", False),
+        ("3.3.1", "2.4.6", False),
+    ],
+)
 def test_numpy_2_is_a_problem_with_2_6_2(paddle, numpy, is_problem):
     it = found(paddlepaddle=paddle, numpy=numpy, protobuf="6.33.0")
     assert ('pip install "numpy<2"' in [remedy for _, remedy in problems(it)]) == is_problem
@@ -43,13 +58,13 @@ def test_numpy_2_is_a_problem_with_2_6_2(paddle, numpy, is_problem):
 
 @pytest.mark.parametrize("version", ["2.5.2", "2.6.1", "2.6.0.post117", "1.8.5"])
 def test_paddle_older_than_2_6_2_is_not_supported(version):
-    (text, remedy), = problems(found(paddlepaddle=version, numpy="1.26.4", protobuf="3.20.3"))
+    ((text, remedy),) = problems(found(paddlepaddle=version, numpy="1.26.4", protobuf="3.20.3"))
     assert version in text and "not supported" in text and "pip install -U" in remedy
 
 
 def test_no_paddle_says_how_to_install_one_and_that_planning_works():
     it = found(paddlepaddle=None)
-    (text, remedy), = problems(it)
+    ((text, remedy),) = problems(it)
     assert "not installed" in text and "pip install paddlepaddle" in remedy
     assert "works: planning" in diagnose(it)[-1].text and "does not: training" in diagnose(it)[-1].text
 
@@ -64,12 +79,12 @@ def test_two_paddles_at_once_are_a_problem():
 
 
 def test_a_paddle_that_fails_for_another_reason_is_shown():
-    (text, remedy), = problems(found(paddle=Paddle(error="ImportError: libcudnn.so.8: cannot open")))
+    ((text, remedy),) = problems(found(paddle=Paddle(error="ImportError: libcudnn.so.8: cannot open")))
     assert "3.3.1" in text and "libcudnn.so.8" in text and remedy
 
 
 def test_the_device_is_told():
-    device = lambda paddle: [f for f in diagnose(found(paddle=paddle)) if "GPU" in f.text or "CPU" in f.text][0]
+    device = lambda paddle: next(f for f in diagnose(found(paddle=paddle)) if "GPU" in f.text or "CPU" in f.text)
     assert device(Paddle("3.3.1")).text == "device: CPU (gloo)"
     assert device(Paddle("3.3.1", True, 8)).text == "device: 8 GPUs (NCCL)"
     assert device(Paddle("3.3.1", True, 0)).mark == "note" and "CUDA_VISIBLE_DEVICES" in device(Paddle("3.3.1", True, 0)).remedy
@@ -80,7 +95,7 @@ def test_a_paddle_that_was_not_tried_is_noted():
 
 
 def test_missing_picture_packages_are_a_note():
-    note, = [f for f in diagnose(found(rich=None)) if f.mark == "note"]
+    (note,) = [f for f in diagnose(found(rich=None)) if f.mark == "note"]
     assert "rich" in note.text and note.remedy == "pip install paddle_vpp_ext[viz]"
 
 
@@ -122,10 +137,15 @@ def test_a_working_paddle_gives_status_0(command, fake):
         assert words in done.stdout
 
 
-@pytest.mark.parametrize("code", [
-    "raise AttributeError(\"'FieldDescriptor' object has no attribute 'label'\")", "import sys; sys.exit(3)",
-    "import os; os.abort()", "import no_such_module",
-])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "raise AttributeError(\"'FieldDescriptor' object has no attribute 'label'\")",
+        "import sys; sys.exit(3)",
+        "import os; os.abort()",
+        "import no_such_module",
+    ],
+)
 def test_a_broken_paddle_gives_status_1_and_no_traceback(command, fake, code):
     done = command("doctor", before=[fake(paddle="3.2.2", code=code)])
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr

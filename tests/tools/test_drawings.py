@@ -1,14 +1,16 @@
 """Rows, traces and pictures show what they were made from."""
+
 import json
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from paddle_vpp_ext.planning.planner import make_plan
 from paddle_vpp_ext.schedule.action import Action
 from paddle_vpp_ext.schedule.costs import Costs
 from paddle_vpp_ext.schedule.plan import plan_orders
-from paddle_vpp_ext.planning.planner import make_plan
-from paddle_vpp_ext.tools.draw import palette, text, timeline, perfetto as trace
+from paddle_vpp_ext.tools.draw import palette, text, timeline
+from paddle_vpp_ext.tools.draw import perfetto as trace
 from paddle_vpp_ext.tools.draw.timeline import Block
 
 
@@ -39,7 +41,9 @@ def test_measured_rows_may_start_anywhere_and_be_plain_lists():
     assert timeline.from_zero(blocks)[0] == Block(0, 5.0, 7.0, "B", 0, 0)
 
 
-@pytest.mark.parametrize("block", [(0, 1, 2, "F", 0), (0, 2, 1, "F", 0, 0), (0, 1, 2, "X", 0, 0), (0, 1, float("nan"), "F", 0, 0), 7, ("a", 1, 2, "F", 0, 0)])
+@pytest.mark.parametrize(
+    "block", [(0, 1, 2, "F", 0), (0, 2, 1, "F", 0, 0), (0, 1, 2, "X", 0, 0), (0, 1, float("nan"), "F", 0, 0), 7, ("a", 1, 2, "F", 0, 0)]
+)
 def test_what_is_no_block_is_refused_and_shown(block):
     with pytest.raises(ValueError, match="is not a block"):
         timeline.to_timeline([block])
@@ -150,7 +154,7 @@ def test_panels_in_different_units_get_scales_of_their_own(picture):
 def test_bars_have_the_colours_of_kind_and_chunk(picture):
     from matplotlib.colors import to_hex
 
-    axes, = picture.figure({"plan": split_rows()}).axes
+    (axes,) = picture.figure({"plan": split_rows()}).axes
     colours = {to_hex(face) for bars in axes.collections for face in bars.get_facecolor()}
     assert colours == {palette.shade(kind, c, 2) for kind in "FIW" for c in range(2)} | {picture.IDLE}
 

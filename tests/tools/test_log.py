@@ -1,4 +1,5 @@
 """A library leaves logging to the application; where that has configured none, enabling shows what is said."""
+
 import subprocess
 import sys
 
@@ -12,7 +13,12 @@ def said(*lines):
 
 
 def test_importing_changes_nothing_of_logging():
-    out, err = said("import logging", "import paddle_vpp_ext.log", "l = logging.getLogger('paddle_vpp_ext')", "print(l.propagate, l.level, len(l.handlers))")
+    out, err = said(
+        "import logging",
+        "import paddle_vpp_ext.log",
+        "l = logging.getLogger('paddle_vpp_ext')",
+        "print(l.propagate, l.level, len(l.handlers))",
+    )
     assert out.split() == ["True", "0", "1"] and err == ""
 
 

@@ -1,4 +1,5 @@
 """The HTML page: its planner gives Python's numbers to the last bit, and what a person changes is what it shows."""
+
 import html
 import itertools
 import json
@@ -7,12 +8,12 @@ import re
 import pytest
 
 import browser
-from paddle_vpp_ext.planning.options import parse_schedule
 from paddle_vpp_ext.examples.own_schedule import waves
-from paddle_vpp_ext.schedule.costs import Costs
+from paddle_vpp_ext.planning.options import parse_schedule
 from paddle_vpp_ext.planning.planner import make_plan
 from paddle_vpp_ext.planning.registry import register_schedule
 from paddle_vpp_ext.planning.select import select
+from paddle_vpp_ext.schedule.costs import Costs
 from paddle_vpp_ext.tools.draw import page
 
 COSTS = [(1, 1, 1, 0), (1, 1.2, 0.8, 0.1), (0.3, 0.7, 0, 0.013), (2, 0, 0, 1), (0, 0, 0, 0), (1, 0.1, 0.2, 7)]

@@ -1,4 +1,5 @@
 """``python -m paddle_vpp_ext plan`` as a user calls it."""
+
 import json
 import subprocess
 import sys
@@ -13,26 +14,35 @@ def test_json_is_exactly_what_is_documented(command):
     done = command("plan", "--pp", 2, "--vpp", 1, "--acc", 3, "--json")
     assert done.returncode == 0 and done.stderr == ""
     assert json.loads(done.stdout) == {
-        "schedule": "VPP", "num_stages": 2, "num_chunks": 1, "accumulate_steps": 3, "groups": [3],
+        "schedule": "VPP",
+        "num_stages": 2,
+        "num_chunks": 1,
+        "accumulate_steps": 3,
+        "groups": [3],
         "orders": [
             ["F0.0", "F0.1", "B0.0", "F0.2", "B0.1", "B0.2"],
             ["F0.0", "B0.0", "F0.1", "B0.1", "F0.2", "B0.2"],
         ],
-        "makespan": 12.0, "idle_share": [0.25, 0.25], "peak_activations": [2, 1],
+        "makespan": 12.0,
+        "idle_share": [0.25, 0.25],
+        "peak_activations": [2, 1],
     }
     assert list(json.loads(done.stdout)) == KEYS
 
 
-@pytest.mark.parametrize("words, expected", [
-    (["--schedule", "VPP:groups=even"], {"groups": [6, 5], "makespan": 75, "peak_activations": [13, 11, 9, 7]}),
-    (["--schedule", "VPP:groups=even,slope=1"], {"peak_activations": [10, 9, 8, 7]}),
-    (["--schedule", "VPP:groups=even", "--hop", 0.1], {"makespan": pytest.approx(75.6)}),
-    (["--schedule", "VPP:groups=even", "--blocking"], {"makespan": 76}),
-    (["--schedule", "FthenB"], {"schedule": "FthenB", "groups": [11], "makespan": 75, "peak_activations": [22] * 4}),
-    (["--forward", 10, "--backward", 20], {"groups": [7, 4], "makespan": 750}),
-    (["--backward", 1], {"makespan": 50}),
-    (["--forward", 0, "--backward", 0], {"makespan": 0, "idle_share": [0] * 4}),
-])
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["--schedule", "VPP:groups=even"], {"groups": [6, 5], "makespan": 75, "peak_activations": [13, 11, 9, 7]}),
+        (["--schedule", "VPP:groups=even,slope=1"], {"peak_activations": [10, 9, 8, 7]}),
+        (["--schedule", "VPP:groups=even", "--hop", 0.1], {"makespan": pytest.approx(75.6)}),
+        (["--schedule", "VPP:groups=even", "--blocking"], {"makespan": 76}),
+        (["--schedule", "FthenB"], {"schedule": "FthenB", "groups": [11], "makespan": 75, "peak_activations": [22] * 4}),
+        (["--forward", 10, "--backward", 20], {"groups": [7, 4], "makespan": 750}),
+        (["--backward", 1], {"makespan": 50}),
+        (["--forward", 0, "--backward", 0], {"makespan": 0, "idle_share": [0] * 4}),
+    ],
+)
 def test_schedule_and_costs_are_used(command, words, expected):
     done = command("plan", "--pp", 4, "--vpp", 2, "--acc", 11, "--json", *words)
     assert done.returncode == 0, done.stderr
@@ -66,24 +76,27 @@ def test_a_squeezed_timeline_says_so(command):
     assert "squeezed: a column is" in command("plan", "--pp", 8, "--vpp", 4, "--acc", 39, columns=80).stdout
 
 
-@pytest.mark.parametrize("words, sentence", [
-    (["--pp", 1, "--acc", 4], "--pp: '1' is not a whole number of at least 2"),
-    (["--pp", 4, "--acc", 0], "--acc: '0' is not a whole number"),
-    (["--pp", 4, "--acc", "ten"], "'ten' is not a whole number"),
-    (["--pp", 4, "--vpp", "1.5", "--acc", 8], "--vpp: '1.5'"),
-    (["--pp", 4], "required: --acc"),
-    ([], "required: --pp, --acc"),
-    (["--pp", 4, "--acc", 8, "--hop", "-1"], "--hop: '-1' is not a time"),
-    (["--pp", 4, "--acc", 8, "--forward", "nan"], "--forward: 'nan' is not a time"),
-    (["--pp", 4, "--acc", 8, "--weight", "3"], "--weight 3 is a part of --backward 2"),
-    (["--pp", 4, "--acc", 8, "--color"], "unrecognized arguments: --color"),
-    (["--pp", 4, "--vpp", 2, "--acc", 3], "add --schedule VPP"),
-    (["--pp", 4, "--acc", 8, "--schedule", "VVP"], "VVP"),
-    (["--pp", 4, "--acc", 8, "--schedule", "VPP:group=even"], "group=even"),
-    (["--pp", 4, "--acc", 8, "--schedule", "VPP:groups=odd"], "'odd'"),
-    (["--pp", 4, "--acc", 8, "--schedule", "VPP:groups=7+4"], "7+4"),
-    (["--pp", 4, "--acc", 8, "--schedule", "paddle"], "paddle is not planned here"),
-])
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (["--pp", 1, "--acc", 4], "--pp: '1' is not a whole number of at least 2"),
+        (["--pp", 4, "--acc", 0], "--acc: '0' is not a whole number"),
+        (["--pp", 4, "--acc", "ten"], "'ten' is not a whole number"),
+        (["--pp", 4, "--vpp", "1.5", "--acc", 8], "--vpp: '1.5'"),
+        (["--pp", 4], "required: --acc"),
+        ([], "required: --pp, --acc"),
+        (["--pp", 4, "--acc", 8, "--hop", "-1"], "--hop: '-1' is not a time"),
+        (["--pp", 4, "--acc", 8, "--forward", "nan"], "--forward: 'nan' is not a time"),
+        (["--pp", 4, "--acc", 8, "--weight", "3"], "--weight 3 is a part of --backward 2"),
+        (["--pp", 4, "--acc", 8, "--color"], "unrecognized arguments: --color"),
+        (["--pp", 4, "--vpp", 2, "--acc", 3], "add --schedule VPP"),
+        (["--pp", 4, "--acc", 8, "--schedule", "VVP"], "VVP"),
+        (["--pp", 4, "--acc", 8, "--schedule", "VPP:group=even"], "group=even"),
+        (["--pp", 4, "--acc", 8, "--schedule", "VPP:groups=odd"], "'odd'"),
+        (["--pp", 4, "--acc", 8, "--schedule", "VPP:groups=7+4"], "7+4"),
+        (["--pp", 4, "--acc", 8, "--schedule", "paddle"], "paddle is not planned here"),
+    ],
+)
 def test_a_mistake_gets_one_sentence_and_status_2(command, words, sentence):
     done = command("plan", *words)
     assert done.returncode == 2 and done.stdout == ""
@@ -103,9 +116,9 @@ def test_a_missing_or_unknown_command_gets_one_sentence(command):
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [
-    [*words, "--help"] for words in ([], ["plan"], ["compare"], ["check"], ["run"], ["trace"], ["trace", "merge"], ["doctor"])
-])
+@pytest.mark.parametrize(
+    "words", [[*words, "--help"] for words in ([], ["plan"], ["compare"], ["check"], ["run"], ["trace"], ["trace", "merge"], ["doctor"])]
+)
 def test_help_has_an_example_and_the_exit_status(command, words):
     done = command(*words)
     assert done.returncode == 0
@@ -168,6 +181,10 @@ def test_a_file_that_cannot_be_written_is_named(command, tmp_path, kind):
 def test_a_reader_that_stops_early_gets_no_traceback():
     done = subprocess.run(
         f"{sys.executable} -m paddle_vpp_ext plan --pp 8 --vpp 4 --acc 200 --json | head -c 10",
-        shell=True, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2],
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parents[2],
     )
     assert done.stdout == '{"schedule' and done.stderr == ""

@@ -1,4 +1,5 @@
 """``run`` as a user types it; with Paddle's launcher it is tested in tests/fleet/test_run_command.py."""
+
 import pytest
 
 

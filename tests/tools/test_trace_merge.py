@@ -1,4 +1,5 @@
 """``trace merge``: recordings of known times come out as the trace, the picture and the table that they are."""
+
 import json
 
 import pytest
@@ -8,8 +9,18 @@ from paddle_vpp_ext.tools import recorded
 # Two ranks, one micro-batch, in ms. Rank 0: F 0-10, waits until F0.0 is sent and for B1.0, B 60-80. Rank 1 (its clock 100 s ahead):
 # waits for F0.0 until 15, F 15-25, B 25-55, of which it waited 5 inside; rank 0 has the gradient 5 later.
 RANKS = [
-    {"actions": [["F0.0", 0, 10], ["B0.0", 60, 80]], "waits": [["F0.0", 10, 11], ["B1.0", 11, 60], [None, 85, 90]], "posts": [["F0.0", 10], ["B1.0", 10]], "end": 95},
-    {"actions": [["F0.0", 15, 25], ["B0.0", 25, 55]], "waits": [["F0.0", 1, 15], ["F0.0", 30, 35], [None, 60, 90]], "posts": [["F0.0", 1], ["B1.0", 55]], "end": 95},
+    {
+        "actions": [["F0.0", 0, 10], ["B0.0", 60, 80]],
+        "waits": [["F0.0", 10, 11], ["B1.0", 11, 60], [None, 85, 90]],
+        "posts": [["F0.0", 10], ["B1.0", 10]],
+        "end": 95,
+    },
+    {
+        "actions": [["F0.0", 15, 25], ["B0.0", 25, 55]],
+        "waits": [["F0.0", 1, 15], ["F0.0", 30, 35], [None, 60, 90]],
+        "posts": [["F0.0", 1], ["B1.0", 55]],
+        "end": 95,
+    },
 ]
 
 
@@ -29,8 +40,16 @@ def folder(tmp_path):
 
 
 def write(folder, rank, run, name="", start=1000.0, steps=3):
-    head = {"run": run, "rank": rank, "ranks": [0, 1], "num_stages": 2, "num_chunks": 1, "schedule": "VPP",
-            "clock_offset": 100.0 * rank, "clock_error": 0.001}
+    head = {
+        "run": run,
+        "rank": rank,
+        "ranks": [0, 1],
+        "num_stages": 2,
+        "num_chunks": 1,
+        "schedule": "VPP",
+        "clock_offset": 100.0 * rank,
+        "clock_error": 0.001,
+    }
     lines = [head, *(line(k, rank, start + k + 100.0 * rank) for k in range(steps))]
     path = folder / f"engine0-pipeline0{name}-rank{rank}.jsonl"
     path.write_text("".join(json.dumps(x) + "\n" for x in lines), encoding="utf-8")
@@ -67,8 +86,8 @@ def test_the_table_and_the_picture_show_plan_and_run(command, folder):
     assert done.returncode == 0 and "3 steps of 2 ranks, clocks aligned to 1.0 ms" in done.stdout
     assert "mean of 2 training steps, all but the first" in done.stdout
     rows = [row.split() for row in done.stdout.splitlines() if row[:5].strip().isdigit()]
-    assert rows[0] == "0 95.0 30.0 32 % 44.0 46 % 11.0 12 % 10.0 11 % rank 1 44.0".split()
-    assert rows[1] == "1 95.0 35.0 37 % 34.0 36 % 15.0 16 % 11.0 12 % rank 0 34.0".split()
+    assert rows[0] == ["0", "95.0", "30.0", "32", "%", "44.0", "46", "%", "11.0", "12", "%", "10.0", "11", "%", "rank", "1", "44.0"]
+    assert rows[1] == ["1", "95.0", "35.0", "37", "%", "34.0", "36", "%", "15.0", "16", "%", "11.0", "12", "%", "rank", "0", "34.0"]
     assert all(f"wrote {folder / name}" in done.stderr for name in ("trace.json", "timeline.png"))
     assert (folder / "timeline.png").read_bytes().startswith(b"\x89PNG")
     run, _ = recorded.load(folder)
@@ -108,15 +127,27 @@ def test_steps_that_a_rank_lacks_are_left_out(folder):
     assert list(run.steps) == [0, 1]
 
 
-@pytest.mark.parametrize("spoil, sentence", [
-    (lambda folder: [path.unlink() for path in folder.glob("*.jsonl")], "has no recording"),
-    (lambda folder: (folder / "engine0-pipeline0-rank0.jsonl").unlink(), "has no file of rank 0: copy the files of all 2 ranks"),
-    (lambda folder: (folder / "engine0-pipeline0-rank1.jsonl").write_text("nonsense\n", encoding="utf-8"), "is not a recording of paddle_vpp_ext"),
-    (lambda folder: (folder / "engine0-pipeline0-rank1.jsonl").write_text("[1]\n", encoding="utf-8"), "is not a recording of paddle_vpp_ext"),
-    (lambda folder: (folder / "engine0-pipeline0-rank1.jsonl").write_bytes(b"\xff\xfe\n"), "is not a recording of paddle_vpp_ext"),
-    (lambda folder: (folder / "engine0-pipeline0-rank1.jsonl").write_text("", encoding="utf-8"), "is not a recording of paddle_vpp_ext"),
-    (lambda folder: [write(folder, rank, "10.0 [0, 1]", steps=0) for rank in range(2)], "has no step that all ranks have recorded"),
-])
+@pytest.mark.parametrize(
+    "spoil, sentence",
+    [
+        (lambda folder: [path.unlink() for path in folder.glob("*.jsonl")], "has no recording"),
+        (lambda folder: (folder / "engine0-pipeline0-rank0.jsonl").unlink(), "has no file of rank 0: copy the files of all 2 ranks"),
+        (
+            lambda folder: (folder / "engine0-pipeline0-rank1.jsonl").write_text("nonsense\n", encoding="utf-8"),
+            "is not a recording of paddle_vpp_ext",
+        ),
+        (
+            lambda folder: (folder / "engine0-pipeline0-rank1.jsonl").write_text("[1]\n", encoding="utf-8"),
+            "is not a recording of paddle_vpp_ext",
+        ),
+        (lambda folder: (folder / "engine0-pipeline0-rank1.jsonl").write_bytes(b"\xff\xfe\n"), "is not a recording of paddle_vpp_ext"),
+        (
+            lambda folder: (folder / "engine0-pipeline0-rank1.jsonl").write_text("", encoding="utf-8"),
+            "is not a recording of paddle_vpp_ext",
+        ),
+        (lambda folder: [write(folder, rank, "10.0 [0, 1]", steps=0) for rank in range(2)], "has no step that all ranks have recorded"),
+    ],
+)
 def test_what_is_missing_is_told_in_one_sentence(command, folder, spoil, sentence):
     spoil(folder)
     done = command("trace", "merge", folder)

@@ -1,5 +1,7 @@
 """The ranks of a pipeline compare what they are about to do, so that a difference is an error and no hang."""
-from typing import Any, Dict, List, Sequence
+
+from collections.abc import Sequence
+from typing import Any
 
 import paddle
 from paddle.distributed.fleet.meta_parallel import SharedLayerDesc
@@ -7,7 +9,7 @@ from paddle.distributed.fleet.meta_parallel import SharedLayerDesc
 from ..messages import spec_of
 
 
-def check_agreement(facts: Sequence[Dict[str, object]], ranks: Sequence[int], when: str) -> None:
+def check_agreement(facts: Sequence[dict[str, object]], ranks: Sequence[int], when: str) -> None:
     """ValueError, the same on every rank, if the ranks' facts differ: a table of who has what.
 
     ``facts`` has one dict for each rank of the pipeline (``ranks``: their global numbers).
@@ -16,7 +18,7 @@ def check_agreement(facts: Sequence[Dict[str, object]], ranks: Sequence[int], wh
     _report([_row(key, [other.get(key) for other in facts], ranks) for key in different], when)
 
 
-def check_shared(facts: Sequence[Dict[str, str]], ranks: Sequence[int], when: str) -> None:
+def check_shared(facts: Sequence[dict[str, str]], ranks: Sequence[int], when: str) -> None:
     """The same for what only some ranks have, by name: those that have it must have the same."""
     rows = []
     for name in sorted({name for other in facts for name in other}):
@@ -26,7 +28,7 @@ def check_shared(facts: Sequence[Dict[str, str]], ranks: Sequence[int], when: st
     _report(rows, when)
 
 
-def facts_of(engine: Any) -> Dict[str, object]:
+def facts_of(engine: Any) -> dict[str, object]:
     """What all ranks of a pipeline must have alike, by the name under which a user knows it."""
     from ... import __version__
 
@@ -51,7 +53,7 @@ def facts_of(engine: Any) -> Dict[str, object]:
     }
 
 
-def tied_weights(layers) -> Dict[str, str]:
+def tied_weights(layers) -> dict[str, str]:
     """The tied weights that a rank of a PipelineLayer holds: name, and shape with dtype as text."""
     found = {}
     for desc in layers._layers_desc:
@@ -68,5 +70,5 @@ def _report(rows, when):
         raise ValueError(f"the ranks of the pipeline disagree {when}:\n" + "\n".join(rows))
 
 
-def _row(key: str, values: List[object], ranks: Sequence[int]) -> str:
+def _row(key: str, values: list[object], ranks: Sequence[int]) -> str:
     return f"  {key}: " + ", ".join(f"rank {rank}: {value}" for rank, value in zip(ranks, values))

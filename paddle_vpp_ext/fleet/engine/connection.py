@@ -1,4 +1,5 @@
 """A pipeline's connection: its transport, and the board on which failures are told; made anew after a step that failed."""
+
 import itertools
 from typing import Any, Optional
 
@@ -67,7 +68,9 @@ class Connection:
             try:
                 board.meet(f"{self._number}/{self._attempts}", count, self._timeout)
             except TimeoutError as error:
-                raise TimeoutError(f"a step failed here, and can only be followed by another if it failed in all replicas: {error}") from None
+                raise TimeoutError(
+                    f"a step failed here, and can only be followed by another if it failed in all replicas: {error}"
+                ) from None
 
     def _second_group(self):
         """A second communicator of this pipeline; every process of the job takes part in making those of all pipelines."""

@@ -1,5 +1,6 @@
 """The losses of a step, made on the last stage, on every rank."""
-from typing import Any, Callable, List, Optional
+
+from typing import Any, Callable, Optional
 
 import paddle
 
@@ -7,7 +8,9 @@ from .. import versions
 from ..messages import dtype_name
 
 
-def share_losses(engine: Any, losses: Optional[List[List[paddle.Tensor]]], per_micro_batch: bool, gather: Callable[[Any], List[Any]]) -> Any:
+def share_losses(
+    engine: Any, losses: Optional[list[list[paddle.Tensor]]], per_micro_batch: bool, gather: Callable[[Any], list[Any]]
+) -> Any:
     """What a step returns: the mean loss, or the m losses of the micro-batches; a list of these for several loss functions.
 
     ``losses``: on the last stage the losses of all micro-batches for each loss function; None elsewhere, and without a loss. On

@@ -4,9 +4,11 @@ In order of precedence: the environment variables PADDLE_VPP_SCHEDULE and PADDLE
 ``strategy.pipeline_configs["schedule_mode"]``, and the flags of
 ``strategy.hybrid_configs["pp_configs"]``.
 """
+
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Mapping, NamedTuple
+from typing import Any, NamedTuple
 
 from ...planning.options import BY_RULE, Choice, parse_schedule
 

@@ -1,7 +1,9 @@
 """The engines: Paddle's pipeline classes with a StepRunner that runs a plan."""
+
 import contextlib
 import dataclasses
-from typing import Any, Iterator, List, Optional, Tuple
+from collections.abc import Iterator
+from typing import Any, Optional
 
 import paddle
 from paddle.distributed.fleet.meta_parallel import PipelineParallel, PipelineParallelWithInterleave
@@ -136,7 +138,7 @@ class _PlannedPipeline:
         return index
 
     @contextlib.contextmanager
-    def recording(self) -> Iterator[List[Tuple]]:
+    def recording(self) -> Iterator[list[tuple]]:
         """A list that has, after the block, when each action of the steps in it ran, on all ranks.
 
         Its entries are (rank, start, end, kind, chunk, micro_batch), times in seconds; see
@@ -212,7 +214,7 @@ class VirtualPipelineParallelFthenB(_Interleaved, PipelineParallelWithInterleave
     default_schedule = "FthenB"
 
 
-def engine_for(layers: Any, hcg: Any, strategy: Any) -> Tuple[type, Options, str]:
+def engine_for(layers: Any, hcg: Any, strategy: Any) -> tuple[type, Options, str]:
     """The engine that options and selector's rule pick for a PipelineLayer; (engine class, options, why)."""
     options = read_options(strategy.pipeline_configs, strategy.hybrid_configs["pp_configs"])
     schedule, chunks = options.schedule, layers.get_num_virtual_stages()

@@ -1,5 +1,7 @@
 """The plans of one engine: one for each ``accumulate_steps``, made when it is first asked for."""
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from collections.abc import Mapping
+from typing import Any, Optional
 
 from ...executor import Instruction, resolve, split_backwards
 from ...log import logger
@@ -19,7 +21,15 @@ class Plans:
     """
 
     def __init__(
-        self, name: str, text: str, options: Mapping[str, object], pairs: bool, num_stages: int, num_chunks: int, rank: int, promises: Promises
+        self,
+        name: str,
+        text: str,
+        options: Mapping[str, object],
+        pairs: bool,
+        num_stages: int,
+        num_chunks: int,
+        rank: int,
+        promises: Promises,
     ):
         self.name, self.text, self.num_stages, self.num_chunks, self._rank = name, text, num_stages, num_chunks, rank
         self._pairs, self._promises = pairs, promises
@@ -27,8 +37,8 @@ class Plans:
         keys = set(SCHEDULES[name].keys) - {"overlap"}
         self._options = {key: value for key, value in options.items() if key in keys}
         self.costs: Optional[Costs] = None  # once they are measured
-        self._made: Dict[Tuple[int, bool], Plan] = {}
-        self._programs: Dict[Tuple[int, bool, bool, bool], List[Instruction]] = {}
+        self._made: dict[tuple[int, bool], Plan] = {}
+        self._programs: dict[tuple[int, bool, bool, bool], list[Instruction]] = {}
 
     def __len__(self) -> int:
         return len(self._made)
@@ -43,12 +53,18 @@ class Plans:
             if self._pairs and training:
                 options["overlap"] = True
             self._made[key] = make_plan(
-                self.name, self.num_stages, self.num_chunks, accumulate_steps, options,
-                self._promises.blocking, not training, self.costs or UNIT,
+                self.name,
+                self.num_stages,
+                self.num_chunks,
+                accumulate_steps,
+                options,
+                self._promises.blocking,
+                not training,
+                self.costs or UNIT,
             )
         return self._made[key]
 
-    def program(self, accumulate_steps: int, training: bool, with_headers: bool, split: bool = False) -> List[Instruction]:
+    def program(self, accumulate_steps: int, training: bool, with_headers: bool, split: bool = False) -> list[Instruction]:
         """This rank's resolved program; ``split``: with each whole backward in two."""
         key = accumulate_steps, training, with_headers, split
         if key not in self._programs:

@@ -1,4 +1,5 @@
 """The patched fleet.distributed_model: enable() and disable()."""
+
 import functools
 import sys
 

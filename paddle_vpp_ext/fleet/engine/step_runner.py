@@ -1,5 +1,6 @@
 """Runs the steps of one engine: agrees on each with the other ranks, runs its program, shares gradients and losses."""
-from typing import Any, Callable, List, NamedTuple, Optional, TypeVar
+
+from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 import paddle
 
@@ -50,7 +51,7 @@ class StepRunner:
         self.connection = Connection(engine, options.overlap_p2p, options.timeout, self.boundaries, self._watchdog)
         self.ranks = self.connection.ranks
         self.shared_weights = SharedWeights(engine._layers, self.ranks, self.stage_id)
-        self._instruments: List[Instrument] = [self._watchdog, hooks]
+        self._instruments: list[Instrument] = [self._watchdog, hooks]
         if options.check_finite:
             self._instruments.append(FiniteCheck())
         self._look = Instruments(self._instruments)

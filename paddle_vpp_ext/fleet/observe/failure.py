@@ -1,4 +1,5 @@
 """How one rank's exception becomes an error on all ranks within seconds."""
+
 import contextlib
 import json
 import time

@@ -1,5 +1,7 @@
 """``check_finite=on``: no infinity and no NaN crosses a stage boundary unseen."""
-from typing import Any, Sequence, Tuple
+
+from collections.abc import Sequence
+from typing import Any
 
 import paddle
 
@@ -15,7 +17,7 @@ class FiniteCheck(Instrument):
     exchange is sent. On a GPU the host waits for each of these looks.
     """
 
-    def posting(self, sends: Sequence[Tuple[Transfer, Payload]], receives: Sequence[Transfer]) -> None:
+    def posting(self, sends: Sequence[tuple[Transfer, Payload]], receives: Sequence[Transfer]) -> None:
         for transfer, payload in sends:
             for place, tensor in enumerate(payload.tensors):
                 _check(transfer, place, tensor)

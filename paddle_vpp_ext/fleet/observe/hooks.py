@@ -1,4 +1,5 @@
 """Paddle's hooks and timers around the actions of a step, fired where Paddle fires them."""
+
 from typing import Any, Callable, TypeVar
 
 from ...instruments import Instrument
@@ -15,7 +16,7 @@ class StepHooks(Instrument):
     def __init__(self, engine: Any):
         self._engine = engine
 
-    def begin_program(self, training, program):
+    def begin_program(self, training, program) -> None:
         self._forwards = self._backwards = 0
         engine = self._engine
         if not hasattr(engine, "forward_hooks"):
@@ -24,7 +25,7 @@ class StepHooks(Instrument):
         for hooks in (engine.forward_hooks, engine.backward_hooks):
             hooks.set_hooks_capacity(engine._num_chunks * engine.accumulate_steps)
 
-    def before(self, actions):
+    def before(self, actions) -> None:
         for kind, chunk, _ in actions:
             self._engine.set_virtual_pipeline_rank(chunk)
             if kind == "F":
@@ -32,7 +33,7 @@ class StepHooks(Instrument):
             elif kind != "W":
                 self.before_backward(self._backwards)
 
-    def after(self, actions, received, made):
+    def after(self, actions, received, made) -> None:
         for kind, _, _ in actions:
             if kind == "F":
                 self.after_forward(self._forwards)
@@ -55,7 +56,7 @@ class StepHooks(Instrument):
         self._run_user_hooks("backward_hooks")
         self._timer("backward_step", "start")
 
-    def end_program(self, training):
+    def end_program(self, training) -> None:
         engine = self._engine
         if engine._enable_timer:
             engine.timer_printer()
@@ -87,18 +88,18 @@ class BubbleHooks(StepHooks):
     many after it, one an action, and r at the end.
     """
 
-    def begin_program(self, training, program):
+    def begin_program(self, training, program) -> None:
         super().begin_program(training, program)
         if self._has_bubble_hooks():
             self._startup = self._startup_forwards()
             self._run_bubble_hooks(until=self._engine.stage_id)
 
-    def after_forward(self, count):
+    def after_forward(self, count) -> None:
         super().after_forward(count)
         if self._has_bubble_hooks() and count < self._startup:
             self._run_bubble_hooks(until=self._engine.num_stages - (self._startup - count))
 
-    def before_backward(self, count):
+    def before_backward(self, count) -> None:
         if self._has_bubble_hooks():
             engine = self._engine
             cooldown, before = engine._num_chunks * engine.accumulate_steps - self._startup, engine.num_stages - 1
@@ -108,7 +109,7 @@ class BubbleHooks(StepHooks):
                     self._run_bubble_hooks(until=before + count - cooldown + 1)
         super().before_backward(count)
 
-    def end_program(self, training):
+    def end_program(self, training) -> None:
         if training and self._has_bubble_hooks():
             self._run_bubble_hooks(until=2 * self._engine.num_stages - 2)
         super().end_program(training)

@@ -1,7 +1,9 @@
 """``auto:profile=N``: measures the first training steps, then plans for what was measured."""
+
 import statistics
 import time
-from typing import Any, List, NamedTuple, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
 
 from ...executor import Pending
 from ...instruments import Instrument
@@ -38,6 +40,7 @@ def summary(samples: Sequence[Sample], num_chunks: int, on: Any) -> dict:
     An activation is what a forward leaves allocated, and its input, without what is freed once its output is sent. The
     residue is what I allocates beyond the gradient that it hands on, and the gradient that came in.
     """
+
     def median(kind, value):
         of = lambda chunk: [value(sample) for sample in samples if sample.kind == kind and sample.chunk == chunk]
         return [statistics.median(of(chunk) or [0]) for chunk in range(num_chunks)]  # the last part sends nothing
@@ -54,7 +57,7 @@ def summary(samples: Sequence[Sample], num_chunks: int, on: Any) -> dict:
     }
 
 
-def joined(summaries: List[dict]) -> Costs:
+def joined(summaries: list[dict]) -> Costs:
     """The costs of all parts from the summaries of ranks 0..p-1; a hop is the slowest of those that were measured."""
     names = [name for name in summaries[0] if name != "hop"]
     chunks = range(len(summaries[0][names[0]]))
@@ -102,33 +105,33 @@ class ProfiledSteps(Instrument):
 
     def __init__(self, runner: Any, count: int, save: Optional[str]):
         self._runner, self._count, self._save = runner, count, save
-        self._steps: List[List[Sample]] = []
+        self._steps: list[list[Sample]] = []
         self._device = device.current()
         self._num_stages = len(runner.ranks)
 
-    def begin_step(self, training):
+    def begin_step(self, training) -> None:
         self._measures = training
         self._runner.split_backwards = training
-        self._samples: List[Sample] = []
+        self._samples: list[Sample] = []
 
-    def before(self, actions):
+    def before(self, actions) -> None:
         self._start = self._device.mark()
 
-    def after(self, actions, received, made):
+    def after(self, actions, received, made) -> None:
         end = self._device.mark()
         (action,), (message,), (payload,) = actions, received, made
         bytes_in = byte_count(tensors_of(message) if message else ())
         bytes_out = byte_count(payload.tensors if payload else ())
         self._samples.append(Sample(action.kind, action.chunk, self._start, end, bytes_in, bytes_out))
 
-    def freeing(self, transfer):
+    def freeing(self, transfer) -> None:
         self._start = self._device.mark()
 
-    def freed(self, transfer):
+    def freed(self, transfer) -> None:
         if transfer.kind == "F":
             self._samples.append(Sample(SENT, transfer.part // self._num_stages, self._start, self._device.mark(), 0, 0))
 
-    def end_step(self):
+    def end_step(self) -> None:
         if not self._measures:
             return
         self._steps.append(self._samples)

@@ -1,6 +1,7 @@
 """What steps really did: when each action ran and for whom it waited, on one rank."""
+
 import time
-from typing import List, Optional, Tuple
+from typing import Optional
 
 from ...instruments import Instrument
 from ...schedule.dependencies import Transfer
@@ -31,31 +32,31 @@ class Recording(Instrument):
 
     def clear(self) -> None:
         """Forgets what was recorded."""
-        self.blocks: List[Tuple] = []
-        self.waits: List[Tuple[Optional[Transfer], float, float]] = []
-        self.posts: List[Tuple[Transfer, float]] = []
+        self.blocks: list[tuple] = []
+        self.waits: list[tuple[Optional[Transfer], float, float]] = []
+        self.posts: list[tuple[Transfer, float]] = []
 
-    def before(self, actions):
+    def before(self, actions) -> None:
         self._start = now()
 
-    def after(self, actions, received, made):
+    def after(self, actions, received, made) -> None:
         self._device.synchronize()
         start, share = self._start, (now() - self._start) / len(actions)
         for k, action in enumerate(actions):
             self.blocks.append((self._rank, start + k * share, start + (k + 1) * share, *action))
 
-    def posting(self, sends, receives):
+    def posting(self, sends, receives) -> None:
         self._wait_start = start = now()
         self.posts += [(transfer, start) for transfer, _ in sends]
         self.posts += [(transfer, start) for transfer in receives]
 
-    def posted(self, sends, receives):
+    def posted(self, sends, receives) -> None:
         self._add_wait(sends[0][0] if sends else receives[0])
 
-    def waiting(self, transfer):
+    def waiting(self, transfer) -> None:
         self._wait_start = now()
 
-    def waited(self, transfer):
+    def waited(self, transfer) -> None:
         if transfer is not None:  # else the next action would seem to take the time
             self._device.synchronize()
         self._add_wait(transfer)

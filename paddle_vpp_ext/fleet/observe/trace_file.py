@@ -9,12 +9,12 @@ the processes of the pipeline.
     {"step": 0, "training": true, "accumulate_steps": 8, "start": …, "end": …, "actions": [["F0.0", 310, 1240], …],
      "waits": [["F1.0", 12, 305], …], "posts": [["F1.0", 10], …]}
 """
+
 import contextlib
 import itertools
 import json
 import os
 import re
-from typing import Tuple
 
 from ...log import logger
 from .recording import Recording, now
@@ -23,7 +23,7 @@ ROUNDS = 8
 _files = itertools.count()
 
 
-def clock_offset(gather, rounds: int = ROUNDS) -> Tuple[float, float]:
+def clock_offset(gather, rounds: int = ROUNDS) -> tuple[float, float]:
     """(seconds by which this clock is ahead of the first rank's, by how much that may be wrong at most).
 
     Nobody leaves a gather before all have come: the first rank leaves after this one has come, this
@@ -79,11 +79,11 @@ class StepRecorder(Recording):
         self._runner, self._file, self._count = runner, file, 0
         self._write(head)
 
-    def begin_step(self, training):
+    def begin_step(self, training) -> None:
         self.clear()
         self._training, self._step_start = training, now()
 
-    def end_step(self):
+    def end_step(self) -> None:
         self._write(self._line(self._step_start, now()))
         self._count += 1
 

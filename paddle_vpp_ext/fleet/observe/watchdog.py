@@ -2,17 +2,19 @@
 
 Costs an action one append to a deque, and a wait that really waits one read of the clock.
 """
+
 import collections
 import sys
 import threading
 import time
 import traceback
 import weakref
-from typing import Sequence
+from collections.abc import Sequence
+from typing import Optional
 
+from ...diagnosis import RECENT, line_of, text_of
 from ...instruments import Instrument
 from ...log import logger
-from ...diagnosis import RECENT, line_of, text_of
 
 _LOOK = 1.0  # seconds between two looks of the watchdog
 
@@ -37,7 +39,7 @@ class Watchdog(Instrument):
         self.recent.clear()
         _watch(self)
 
-    def begin_program(self, training, program):
+    def begin_program(self, training, program) -> None:
         self._program = program
 
     def end(self) -> None:
@@ -45,7 +47,7 @@ class Watchdog(Instrument):
         self.thread = None
         self._program = ()
 
-    def describe(self, error: BaseException = None) -> dict:
+    def describe(self, error: Optional[BaseException] = None) -> dict:
         """As in diagnosis.py."""
         recent, waits = list(self.recent), self.waits
         numbers = [number for number, step in enumerate(self._program, 1) if recent and step is recent[-1]]
@@ -69,7 +71,7 @@ class Watchdog(Instrument):
             return None
         return self.step, id(self.recent[-1]) if self.recent else None
 
-    def log(self, error: BaseException = None) -> None:
+    def log(self, error: Optional[BaseException] = None) -> None:
         """Writes the position to the log."""
         logger.error(line_of(self.describe(error)))
 

@@ -1,10 +1,9 @@
 """Backwards from several roots."""
-from typing import List
 
 import paddle
 
 
-def backward_from(roots: List[paddle.Tensor], grads: List[paddle.Tensor]) -> None:
+def backward_from(roots: list[paddle.Tensor], grads: list[paddle.Tensor]) -> None:
     """As ``paddle.autograd.backward``, which refuses a tensor that comes twice: its gradients are added up here."""
     if len({id(root) for root in roots}) == len(roots):
         paddle.autograd.backward(roots, grads)

@@ -1,4 +1,5 @@
 """A step's data, cut into micro-batches."""
+
 from typing import Any
 
 import paddle
@@ -54,9 +55,7 @@ class MicroBatches:
             try:
                 pair = next(self._source)
             except StopIteration:
-                raise ValueError(
-                    f"the data iterator ended after {self._next} micro-batches, accumulate_steps is {self._m}"
-                ) from None
+                raise ValueError(f"the data iterator ended after {self._next} micro-batches, accumulate_steps is {self._m}") from None
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
                 raise ValueError("the data iterator must give pairs (inputs, labels)")
             self._pulled[self._next] = pair
@@ -88,7 +87,7 @@ class MicroBatches:
 
     def _cut(self, value, i):
         if isinstance(value, paddle.Tensor):
-            return value[i * self._size:(i + 1) * self._size].detach()
+            return value[i * self._size : (i + 1) * self._size].detach()
         if isinstance(value, list):
             return _detach(value[i])
         if isinstance(value, tuple):

@@ -2,7 +2,8 @@
 
 On a GPU Paddle's fused buffers do it. On CPU, where Paddle has none, ChunkGradients stands in for them.
 """
-from typing import Any, Dict, List
+
+from typing import Any
 
 import paddle
 
@@ -15,12 +16,12 @@ class ChunkGradients:
     With sharding the owner of a weight needs the mean only; here all get it.
     """
 
-    def __init__(self, parameters: List[paddle.Tensor], group):
+    def __init__(self, parameters: list[paddle.Tensor], group):
         self._parameters, self._group, self._sent = parameters, group, None
 
     def start(self) -> None:
         """Sends the gradients, in one message for each dtype."""
-        by_dtype: Dict[str, List[paddle.Tensor]] = {}
+        by_dtype: dict[str, list[paddle.Tensor]] = {}
         for parameter in self._parameters:
             gradient = versions.whole_gradient(parameter)
             by_dtype.setdefault(str(gradient.dtype), []).append(gradient)
@@ -43,7 +44,7 @@ class ChunkGradients:
         pass  # Paddle's optimizer step calls it with release_gradients; there is no storage here
 
 
-def buffers_of(layers, group) -> Dict[int, List[ChunkGradients]]:
+def buffers_of(layers, group) -> dict[int, list[ChunkGradients]]:
     """A buffer for each chunk that has weights to train."""
     return {c: [ChunkGradients(_trained(chunk), group)] for c, chunk in enumerate(chunks_of(layers)) if _trained(chunk)}
 
@@ -63,7 +64,7 @@ class TrainedChunks:
     Paddle's loop over the chunks ends at the first without any. ``places``: where its chunks are in the model.
     """
 
-    def __init__(self, layers):
+    def __init__(self, layers) -> None:
         chunks = chunks_of(layers)
         self.places = [c for c, chunk in enumerate(chunks) if _trained(chunk)]
         self._chunks = [chunks[c] for c in self.places]

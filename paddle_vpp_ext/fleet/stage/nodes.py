@@ -3,7 +3,9 @@
 A chunk is a row of nodes. A node's forward cuts its piece of the graph off from the others, so
 that its backward can be called by itself, between the forwards of another micro-batch.
 """
-from typing import Any, Callable, Sequence
+
+from collections.abc import Sequence
+from typing import Any, Callable, Optional
 
 import paddle
 
@@ -62,7 +64,7 @@ class LayerNode(_PaddlesNode):
 class LossNode(LayerNode):
     """The node of a loss function: ``forward`` of the model's output, ``backward`` with the gradient scaler, if any."""
 
-    def __init__(self, function: Callable[[Any, Any], paddle.Tensor], labels: Any, scale: float = None):
+    def __init__(self, function: Callable[[Any, Any], paddle.Tensor], labels: Any, scale: Optional[float] = None):
         super().__init__(function, getattr(function, "__name__", type(function).__name__))
         self.labels, self.scale_loss_factor = labels, scale
 
@@ -149,7 +151,7 @@ def _node_of(layer):
     return kind(layer, type(layer).__name__)
 
 
-def loss_node_of(function: Callable, labels: Any, scale: float = None) -> Any:
+def loss_node_of(function: Callable, labels: Any, scale: Optional[float] = None) -> Any:
     """The node that the loss function builds, set up as Paddle does, else one made for it."""
     if not hasattr(function, "build_schedule_node"):
         return LossNode(function, labels, scale)

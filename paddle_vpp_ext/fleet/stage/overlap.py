@@ -1,5 +1,7 @@
 """Forward-backward overlap: the async p2p handle, and the default overlapper that walks the nodes of two micro-batches."""
-from typing import Any, Callable, List, NamedTuple, Sequence
+
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
 
 
 class AsyncHandle:
@@ -61,7 +63,7 @@ class Move(NamedTuple):
     index: int
 
 
-def interleave_nodes(forward: Sequence[bool], backward: Sequence[bool]) -> List[Move]:
+def interleave_nodes(forward: Sequence[bool], backward: Sequence[bool]) -> list[Move]:
     """In which order to walk the nodes of a forward and of a backward; True stands for a communication node.
 
     A side keeps the device until it communicates or ends; then the other has it. What is under way
@@ -72,7 +74,7 @@ def interleave_nodes(forward: Sequence[bool], backward: Sequence[bool]) -> List[
         forward        c x - - - - w c
     """
     nodes, at, under_way = {"B": list(backward), "F": list(forward)}, {"B": 0, "F": 0}, []
-    moves: List[Move] = []
+    moves: list[Move] = []
     side = "B"
     while any(at[s] < len(nodes[s]) for s in "BF"):
         other = "F" if side == "B" else "B"

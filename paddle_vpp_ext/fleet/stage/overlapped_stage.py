@@ -1,5 +1,6 @@
 """The stage of forward-backward overlap: chunks as rows of nodes, pairs in the model's own hands."""
-from typing import Any, List, NamedTuple, Tuple
+
+from typing import Any, NamedTuple
 
 import paddle
 
@@ -20,8 +21,8 @@ class SavedNodes(NamedTuple):
 
     nodes: Any
     loss_node: Any
-    input_specs: Tuple[TensorSpec, ...]
-    seen: Tuple[Any, Any]
+    input_specs: tuple[TensorSpec, ...]
+    seen: tuple[Any, Any]
 
 
 class OverlappedStage(PipelineStage):
@@ -98,7 +99,7 @@ class OverlappedStage(PipelineStage):
         return tensors, unflatten(signature.form, tensors)
 
 
-def _needed(specs: Tuple[TensorSpec, ...], grads: Any) -> List[paddle.Tensor]:
+def _needed(specs: tuple[TensorSpec, ...], grads: Any) -> list[paddle.Tensor]:
     """Of a chunk's input gradients those that the previous part waits for, zeros where there is none.
 
     Nodes give one for each input, or for each input that needs one. ValueError for another number.

@@ -1,13 +1,14 @@
 """Stage on a PipelineLayer: the forwards and backwards of one rank's chunks."""
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+from typing import Any, NamedTuple, Optional
 
 import paddle
 
 from ...schedule.dependencies import Transfer
 from .. import versions
+from ..messages import Boundaries, Payload, Signature, flatten, spec_of, unflatten
 from .autograd import backward_from
 from .data import MicroBatches
-from ..messages import Boundaries, Payload, Signature, flatten, spec_of, unflatten
 
 
 class SavedForBackward(NamedTuple):
@@ -18,9 +19,9 @@ class SavedForBackward(NamedTuple):
     callbacks get them, None where there are no callbacks.
     """
 
-    leaves: List[paddle.Tensor]
-    roots: List[paddle.Tensor]
-    seen: Tuple[Any, Any]
+    leaves: list[paddle.Tensor]
+    roots: list[paddle.Tensor]
+    seen: tuple[Any, Any]
 
 
 class PipelineStage:
@@ -36,29 +37,29 @@ class PipelineStage:
         self._p, self._rank = engine.num_stages, engine.stage_id
         self._num_chunks = self._layers.get_num_virtual_stages()
         self._last_part = self._p * self._num_chunks - 1
-        self._saved: Dict[Tuple[int, int], SavedForBackward] = {}
+        self._saved: dict[tuple[int, int], SavedForBackward] = {}
 
     def begin(self, batches: MicroBatches, training: bool, compute_loss: bool, loss_fn_idx: int, scaler) -> None:
         """Starts a step; what an earlier one that failed has left is dropped."""
         self._saved.clear()
         self._batches, self._training, self._compute_loss = batches, training, compute_loss
         self._loss_fn_idx, self._scaler = loss_fn_idx, scaler
-        self._losses: List[Dict[int, paddle.Tensor]] = []
-        self._outputs: Dict[int, Any] = {}
+        self._losses: list[dict[int, paddle.Tensor]] = []
+        self._outputs: dict[int, Any] = {}
         self._count = {"F": 0, "B": 0}
         self._observed = self._locations is not None and any(self._engine.callbacks.hooks.values())
 
-    def losses(self) -> List[List[paddle.Tensor]]:
+    def losses(self) -> list[list[paddle.Tensor]]:
         """Per loss function the detached losses of all micro-batches, in their order (last stage only)."""
         return [[by_micro_batch[i] for i in sorted(by_micro_batch)] for by_micro_batch in self._losses]
 
-    def outputs(self) -> List[Any]:
+    def outputs(self) -> list[Any]:
         """The model's outputs per micro-batch, when no loss was computed (last stage only)."""
         return [self._outputs[i] for i in sorted(self._outputs)]
 
     # ---- what the executor calls
 
-    def forward(self, chunk: int, micro_batch: int, message: Optional[Tuple[Signature, List[paddle.Tensor]]]) -> Any:
+    def forward(self, chunk: int, micro_batch: int, message: Optional[tuple[Signature, list[paddle.Tensor]]]) -> Any:
         value, leaves = self._begin_forward(chunk, micro_batch, message)
         output = self._layers.forward(value, chunk_id=chunk if self._num_chunks > 1 else None)
         self._end_forward(chunk, value, output)
@@ -72,7 +73,7 @@ class PipelineStage:
             self._saved[chunk, micro_batch] = SavedForBackward(leaves, roots, self._seen(message, value, output))
         return payload
 
-    def backward(self, chunk: int, micro_batch: int, grads: Optional[List[paddle.Tensor]]) -> Payload:
+    def backward(self, chunk: int, micro_batch: int, grads: Optional[list[paddle.Tensor]]) -> Payload:
         leaves, roots, seen = self._begin_backward(chunk, micro_batch, grads)
         with versions.without_amp():
             if roots and grads is None:
@@ -123,17 +124,19 @@ class PipelineStage:
         self._engine.set_virtual_pipeline_rank(chunk)
         saved = self._saved.pop((chunk, micro_batch))
         value, output = saved.seen
-        self._call_back(
-            "BACKWARD_BEGIN", "B", input_tensor=value, output_tensor=output, output_tensor_grad=_in_form_of(output, grads)
-        )
+        self._call_back("BACKWARD_BEGIN", "B", input_tensor=value, output_tensor=output, output_tensor_grad=_in_form_of(output, grads))
         return saved
 
     def _end_backward(self, seen, grads, input_grads) -> Payload:
         """What goes to the part before."""
         value, output = seen
         self._call_back(
-            "BACKWARD_END", "B", input_tensor=value, output_tensor=output,
-            output_tensor_grad=_in_form_of(output, grads), input_tensor_grad=_in_form_of(value, input_grads),
+            "BACKWARD_END",
+            "B",
+            input_tensor=value,
+            output_tensor=output,
+            output_tensor_grad=_in_form_of(output, grads),
+            input_tensor_grad=_in_form_of(value, input_grads),
         )
         self._count["B"] += 1
         return Payload(input_grads)
@@ -142,7 +145,7 @@ class PipelineStage:
         """What callbacks of the backward get; held only if there are any. The data of the first part are not an input to them."""
         return (value if message else None, output) if self._observed else (None, None)
 
-    def _take(self, signature: Signature, tensors: List[paddle.Tensor]):
+    def _take(self, signature: Signature, tensors: list[paddle.Tensor]):
         """The leaves that received tensors become, and the value that the chunk's forward gets."""
         given, leaves = [], []
         for tensor, spec in zip(tensors, signature.specs):

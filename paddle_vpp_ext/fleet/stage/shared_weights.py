@@ -1,5 +1,6 @@
 """Tied weights: those of a SharedLayerDesc whose layers are on several stages."""
-from typing import Any, List, NamedTuple
+
+from typing import Any, NamedTuple
 
 import paddle
 from paddle.distributed.fleet.meta_parallel import PipelineLayer, SharedLayerDesc
@@ -16,7 +17,7 @@ class _Share(NamedTuple):
 
     group: Any
     layer: paddle.nn.Layer
-    attributes: List[str]
+    attributes: list[str]
     first: int
     star: bool
 
@@ -24,7 +25,7 @@ class _Share(NamedTuple):
 class SharedWeights:
     """Keeps the tied weights of this rank equal to those of other stages, and counts each once."""
 
-    def __init__(self, layers: PipelineLayer, ranks: List[int], stage: int):
+    def __init__(self, layers: PipelineLayer, ranks: list[int], stage: int):
         self._layers, self._rank = layers, ranks[stage]
         self._shares = _shares_of(layers, ranks)
         self._mark_first()

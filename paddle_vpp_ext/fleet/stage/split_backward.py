@@ -7,9 +7,11 @@ and hands them in with one backward rooted at the parameters, which accumulates 
 Split are ``nn.Linear``, ``F.linear``, ``paddle.matmul`` and ``@`` with a trainable 2-D parameter on the right, so also the
 tensor-parallel linears. All else stays ordinary backward, as part of I.
 """
+
 import contextlib
 import threading
-from typing import Any, Callable, Dict, Hashable, List, Sequence, Tuple
+from collections.abc import Hashable, Sequence
+from typing import Any, Callable
 
 import paddle
 from paddle import _C_ops
@@ -18,7 +20,7 @@ from paddle.base.framework import EagerParamBase
 
 from ..versions import without_amp
 
-_Deferred = Tuple[Any, Callable[[], paddle.Tensor]]
+_Deferred = tuple[Any, Callable[[], paddle.Tensor]]
 
 
 class SplitBackward:
@@ -38,10 +40,10 @@ class SplitBackward:
     W of one chunk in the order of the micro-batches gives the gradients of the whole backward to the last bit.
     """
 
-    def __init__(self):
-        self._deferred: Dict[Hashable, List[_Deferred]] = {}
+    def __init__(self) -> None:
+        self._deferred: dict[Hashable, list[_Deferred]] = {}
         self._collected = None  # what the running input pass has put off
-        self._whole: Dict[int, Any] = {}  # parameters that stay whole, by id
+        self._whole: dict[int, Any] = {}  # parameters that stay whole, by id
         self._seen_chunks = set()
         self._observed = None  # {id: (parameter, products with it)} of a chunk's first forward
 
@@ -110,7 +112,7 @@ class SplitBackward:
 class _Product:
     """One product x @ weight (+ bias), for the gradients of weight and bias."""
 
-    def __init__(self, emit, x, weight, bias, transposed):
+    def __init__(self, emit, x, weight, bias, transposed) -> None:
         self.emit, self.x, self.weight, self.bias, self.transposed = emit, x, weight, bias, transposed
         self.version = x.inplace_version
 
@@ -143,10 +145,10 @@ class _WithoutInput(PyLayer):
         return apply(product.x)
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx, gradient) -> None:
         product, ctx.product = ctx.product, None
         product.put_off(gradient)
-        return None  # the anchor needs none
+        return  # the anchor needs none
 
 
 def _rows(tensor):
@@ -157,7 +159,7 @@ def _as(gradient, parameter):
     return gradient if gradient.dtype == parameter.dtype else gradient.astype(parameter.dtype)
 
 
-def _hand_in(deferred: List[_Deferred]) -> None:
+def _hand_in(deferred: list[_Deferred]) -> None:
     sums = {}
     with paddle.no_grad(), without_amp():
         for parameter, compute in deferred:
@@ -168,7 +170,7 @@ def _hand_in(deferred: List[_Deferred]) -> None:
             paddle.autograd.backward([p for p, _ in sums.values()], [g for _, g in sums.values()])
 
 
-def _edges_to(parameters, roots) -> Dict[int, int]:
+def _edges_to(parameters, roots) -> dict[int, int]:
     """How often each parameter is used in the graph of ``roots``, by the id of the parameter."""
     nodes = {id(p): p.grad_fn for p in parameters}  # kept: a node's identity lasts as long as somebody holds it
     counts, by_node = dict.fromkeys(nodes, 0), {id(node): key for key, node in nodes.items()}
@@ -192,7 +194,7 @@ def _edges_to(parameters, roots) -> Dict[int, int]:
 
 _lock = threading.Lock()
 _users = 0
-_originals: Dict[str, Callable] = {}
+_originals: dict[str, Callable] = {}
 _local = threading.local()
 
 
@@ -250,8 +252,13 @@ def _made(x, weight, bias=None, transposed=False):
     """The product as this thread's maker makes it; NotImplemented where it is not to be split."""
     maker = getattr(_local, "maker", None)
     if (
-        maker is None or not isinstance(weight, EagerParamBase) or weight.stop_gradient or weight.ndim != 2
-        or not isinstance(x, paddle.Tensor) or x.ndim < 2 or not paddle.is_grad_enabled()
+        maker is None
+        or not isinstance(weight, EagerParamBase)
+        or weight.stop_gradient
+        or weight.ndim != 2
+        or not isinstance(x, paddle.Tensor)
+        or x.ndim < 2
+        or not paddle.is_grad_enabled()
     ):
         return NotImplemented
     return maker(x, weight, bias, transposed)

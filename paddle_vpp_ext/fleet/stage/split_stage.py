@@ -1,16 +1,17 @@
 """The stage of schedules whose backward is split in two: I, then W."""
-from .split_backward import SplitBackward
+
 from .pipeline_stage import PipelineStage
+from .split_backward import SplitBackward
 
 
 class SplitStage(PipelineStage):
     """Puts off the gradients of weights from I to W, without a change to the model."""
 
-    def __init__(self, engine, boundaries):
+    def __init__(self, engine, boundaries) -> None:
         super().__init__(engine, boundaries)
         self._split = SplitBackward()
 
-    def begin(self, *args):
+    def begin(self, *args) -> None:
         super().begin(*args)
         self._split.clear()
 
@@ -26,5 +27,5 @@ class SplitStage(PipelineStage):
         with self._split.input_pass((chunk, micro_batch)):
             return super().backward(chunk, micro_batch, grads)
 
-    def backward_weight(self, chunk, micro_batch):
+    def backward_weight(self, chunk, micro_batch) -> None:
         self._split.weight_pass((chunk, micro_batch))

@@ -1,15 +1,17 @@
 """The transport on CPU: messages over channels, beside the computation."""
+
 import json
 import time
-from typing import Any, List, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import paddle
 
 from ...executor import Pending
 from ...schedule.dependencies import Transfer
-from .channels import Channels, Ticket
 from ..messages import Boundaries, Payload, byte_count, receive_message, send_message, tensors_of
+from .channels import Channels, Ticket
 from .protocol import Board, Waits
 
 
@@ -34,7 +36,7 @@ class ChannelTransport:
         """Ends all connections; the other ends get an error."""
         self._channels.close()
 
-    def exchange(self, sends: Sequence[Tuple[Transfer, Payload]], receives: Sequence[Transfer]) -> Pending:
+    def exchange(self, sends: Sequence[tuple[Transfer, Payload]], receives: Sequence[Transfer]) -> Pending:
         return Pending([self._send(*send) for send in sends], [self._receive(transfer) for transfer in receives])
 
     def _send(self, transfer, payload):
@@ -58,7 +60,7 @@ class ChannelTransport:
         peer = transfer.part % self._num_stages
         return self._waiting(self._channels.receive(peer, transfer.kind, job, size), ("receive", transfer), peer, early)
 
-    def gather(self, value: Any) -> List[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """Everybody's ``value`` (plain data that JSON can hold), in the order of the stages.
 
         It goes from the last stage to the first and back, so when it is there all ranks have come this far.
@@ -103,9 +105,9 @@ class _Watched:
     ``what``: ("send" or "receive", the transfer, or None for a meeting of all ranks).
     """
 
-    __slots__ = ("_transport", "_ticket", "_what", "_peer", "_early", "done")
+    __slots__ = ("_early", "_peer", "_ticket", "_transport", "_what", "done")
 
-    def __init__(self, transport: ChannelTransport, ticket: Ticket, what: Tuple, peer: int, early: Any):
+    def __init__(self, transport: ChannelTransport, ticket: Ticket, what: tuple, peer: int, early: Any):
         self._transport, self._ticket, self._what, self._peer, self._early = transport, ticket, what, peer, early
         self.done = ticket.done
 

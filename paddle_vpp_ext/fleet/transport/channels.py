@@ -39,7 +39,7 @@ _Key = collections.namedtuple("_Key", "source destination kind")  # stage, stage
 class Ticket:
     """The outcome of one job of a channel, some time. It serves as the task that Paddle's engines wait for."""
 
-    def __init__(self, channel):
+    def __init__(self, channel) -> None:
         self._channel = channel
         self._finished = threading.Event()
         self._value = None
@@ -79,7 +79,7 @@ class Ticket:
 class _Limit:
     """How long one wait may take, and what is called about every second of it."""
 
-    def __init__(self, channel, timeout, on_tick):
+    def __init__(self, channel, timeout, on_tick) -> None:
         self._what = channel.what
         self._seconds = channel.limit if timeout is None else timeout
         self._deadline = time.monotonic() + self._seconds
@@ -109,7 +109,7 @@ class Channels:
     Raises ValueError if this process is not one of them, TimeoutError if others do not connect.
     """
 
-    def __init__(self, ranks, timeout=1800.0):
+    def __init__(self, ranks, timeout=1800.0) -> None:
         self.rank = paddle.distributed.get_rank()
         self.ranks = list(ranks)
         if self.rank not in self.ranks:
@@ -142,7 +142,7 @@ class Channels:
         """
         return self._post(_Key(peer_stage, self.stage, kind), job, size)
 
-    def close(self):
+    def close(self) -> None:
         """End all threads and connections. Jobs that are not done fail with ConnectionError, here and at the peers."""
         self._close()
 
@@ -222,7 +222,7 @@ class _Channel:
     changes of thread would take longer than the message: those run in the thread that posts or waits.
     """
 
-    def __init__(self, what, sock, limit):
+    def __init__(self, what, sock, limit) -> None:
         self.what, self.limit = what, limit
         self._sock = sock
         self._jobs = collections.deque()

@@ -1,6 +1,8 @@
 """The transport on devices: Paddle's public P2POp and batch_isend_irecv."""
+
 import json
-from typing import Any, Dict, List, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import paddle
@@ -19,7 +21,7 @@ class DeviceTransport:
     With one it waits at once. The host never waits, but for headers.
     """
 
-    def __init__(self, ranks: Sequence[int], stage: int, groups: Dict[str, Any], boundaries: Boundaries):
+    def __init__(self, ranks: Sequence[int], stage: int, groups: dict[str, Any], boundaries: Boundaries):
         self._ranks, self._stage, self._groups = list(ranks), stage, groups
         self._boundaries = boundaries
         self._overlap = groups["F"] is not groups["B"]
@@ -34,7 +36,7 @@ class DeviceTransport:
     def close(self) -> None:
         """Nothing to end: the group belongs to fleet."""
 
-    def gather(self, value: Any) -> List[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """Everybody's ``value`` (plain data that JSON can hold), in the order of the stages. The host waits."""
         data = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
         sizes = [int(size[0]) for size in self._all_gather(np.array([data.size], dtype=np.int64))]
@@ -47,7 +49,7 @@ class DeviceTransport:
         dist.all_gather(everybody, paddle.to_tensor(array), group=self._groups["F"])
         return [tensor.numpy() for tensor in everybody]
 
-    def exchange(self, sends: Sequence[Tuple[Transfer, Payload]], receives: Sequence[Transfer]) -> Pending:
+    def exchange(self, sends: Sequence[tuple[Transfer, Payload]], receives: Sequence[Transfer]) -> Pending:
         for transfer, payload in sends:
             if transfer.kind == "B":
                 self._boundaries.check_gradients(transfer, payload.tensors)
@@ -90,7 +92,7 @@ class DeviceTransport:
 class _Call:
     """A grouped call under way. It keeps what is sent, maybe a contiguous copy, until it is done."""
 
-    def __init__(self, operations):
+    def __init__(self, operations) -> None:
         self._operations = operations
         self._tasks = dist.batch_isend_irecv(operations) if operations else []
 
@@ -106,7 +108,7 @@ class _Call:
 class _Ticket:
     """One transfer of a call; ``wait`` makes the device's computation wait for it, not the host."""
 
-    def __init__(self, call, value):
+    def __init__(self, call, value) -> None:
         self._call, self._value = call, value
         self.done = call.done
 

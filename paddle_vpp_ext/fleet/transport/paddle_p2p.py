@@ -1,4 +1,5 @@
 """What Paddle's own pipeline engines send, over our channels: without it they fail on CPU at the first transfer."""
+
 import functools
 import math
 
@@ -18,7 +19,7 @@ def route_paddle_p2p(channels):
 
 
 class _Route:
-    def __init__(self, channels, module):
+    def __init__(self, channels, module) -> None:
         self._channels = channels
         self._module = module
         self._kind = "F"  # of what Paddle is about to transfer
@@ -118,7 +119,7 @@ class _Route:
 class _Overlay:
     """A module seen through a few replacements."""
 
-    def __init__(self, module, **replacements):
+    def __init__(self, module, **replacements) -> None:
         self._module = module
         self.__dict__.update(replacements)
 

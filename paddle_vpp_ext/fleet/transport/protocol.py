@@ -1,5 +1,6 @@
 """What the engine asks of a transport, and what each kind promises."""
-from typing import Any, Callable, List, NamedTuple, Optional, Protocol, Tuple
+
+from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 from ...executor import Transport
 
@@ -21,7 +22,7 @@ class PipelineTransport(Transport, Protocol):
     def begin(self, with_headers: bool) -> None:
         """Starts a step. With headers every activation is preceded by its signature."""
 
-    def gather(self, value: Any) -> List[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """Everybody's ``value`` (plain data that JSON can hold), in the order of the stages. The host waits."""
 
     def close(self) -> None:
@@ -31,7 +32,7 @@ class PipelineTransport(Transport, Protocol):
 class Waits(Protocol):
     """Who is told what this rank waits for: ``waits`` is (what, as a function to text; the peer's global rank; since when), or None."""
 
-    waits: Optional[Tuple[Callable[[], str], int, float]]
+    waits: Optional[tuple[Callable[[], str], int, float]]
 
 
 class Board(Protocol):

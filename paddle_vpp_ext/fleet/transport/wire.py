@@ -1,4 +1,5 @@
 """Tensors over a TCP connection: each with its length ahead, straight from and into its memory."""
+
 import ctypes
 import math
 import select
@@ -20,7 +21,7 @@ def listen(host, backlog):
     return socket.create_server((host, 0), family=family, backlog=max(1, backlog))
 
 
-def tune(sock):
+def tune(sock) -> None:
     """Makes a connection send at once, and find out when the other machine is gone."""
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -31,7 +32,7 @@ def tune(sock):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def send_tensor(sock, tensor):
+def send_tensor(sock, tensor) -> None:
     """Blocks until the tensor is on its way: it may be changed or freed then."""
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
@@ -45,7 +46,7 @@ def send_tensor(sock, tensor):
         sock.sendall(data[sent - len(head) :])
 
 
-def receive_tensor(sock, tensor, limit):
+def receive_tensor(sock, tensor, limit) -> None:
     """Fills a contiguous tensor; ``limit`` as in receive_into. ValueError if the sent one has another number of bytes."""
     if not tensor.is_contiguous():
         raise ValueError("a tensor to be filled must be contiguous")
@@ -58,13 +59,12 @@ def receive_tensor(sock, tensor, limit):
     (length,) = _LENGTH.unpack(head)
     if length != len(data):
         raise ValueError(
-            f"the sent tensor has {length} bytes, the one to be filled {len(data)} "
-            f"(shape {list(tensor.shape)}, {tensor.dtype})"
+            f"the sent tensor has {length} bytes, the one to be filled {len(data)} (shape {list(tensor.shape)}, {tensor.dtype})"
         )
     receive_into(sock, data[count - len(head) :], limit)
 
 
-def receive_into(sock, data, limit=None):
+def receive_into(sock, data, limit=None) -> None:
     """Fill `data`; `limit` is that of a waiting caller, None in a thread that may block for ever."""
     while len(data):
         data = data[_receive_some(sock, [data], limit) :]

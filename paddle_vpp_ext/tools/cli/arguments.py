@@ -1,4 +1,5 @@
 """The arguments that commands share, and what they mean."""
+
 import argparse
 import importlib
 import math
@@ -21,7 +22,9 @@ def add_costs(parser) -> None:
     parser.add_argument("--forward", type=time, default=1.0, metavar="F", help="time of a chunk's forward (default 1)")
     parser.add_argument("--backward", type=time, default=2.0, metavar="B", help="time of a chunk's backward (default 2)")
     parser.add_argument(
-        "--weight", type=time, metavar="W",
+        "--weight",
+        type=time,
+        metavar="W",
         help="the weight gradient's part of B, for schedules that split the backward (default half)",
     )
     parser.add_argument("--hop", type=time, default=0.0, metavar="H", help="time of a transfer (default 0)")
@@ -32,7 +35,10 @@ def add_costs(parser) -> None:
 def add_own_schedule(parser) -> None:
     """``--schedule-file``."""
     parser.add_argument(
-        "--schedule-file", metavar="FILE.py", action="append", default=[],
+        "--schedule-file",
+        metavar="FILE.py",
+        action="append",
+        default=[],
         help="run a file that calls paddle_vpp_ext.register_schedule, or register MODULE:FUNCTION under the function's name",
     )
 

@@ -1,4 +1,5 @@
 """``check``: proves that a schedule in a file can run, or shows where it cannot."""
+
 import argparse
 
 from . import arguments
@@ -40,9 +41,7 @@ def run(args) -> int:
         num_chunks = 1 + max(a.chunk for order in orders for a in order)
         accumulate_steps = 1 + max(a.micro_batch for order in orders for a in order)
         forward_only = all(a.kind == "F" for order in orders for a in order)
-        plan = plan_orders(
-            orders, num_chunks, accumulate_steps, blocking=args.blocking, forward_only=forward_only, costs=costs
-        )
+        plan = plan_orders(orders, num_chunks, accumulate_steps, blocking=args.blocking, forward_only=forward_only, costs=costs)
     except OSError as error:
         raise CommandError(f"cannot read {args.file}: {error.strerror or error}") from None
     except ValueError as error:

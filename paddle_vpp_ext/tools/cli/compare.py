@@ -1,6 +1,6 @@
 """``compare``: all schedules for one configuration in one table, best first."""
+
 import argparse
-from typing import List
 
 from .. import comparison
 from ..comparison import Row
@@ -15,6 +15,7 @@ EXAMPLES = f"""examples:
 
 Best is the shortest makespan, then the lowest peak. * marks what the selector's rule (schedule_mode "1F1B") picks.
 {STATUS}"""
+
 
 def add_command(commands) -> None:
     """Adds ``compare`` to the parser's commands."""
@@ -45,7 +46,7 @@ def run(args) -> int:
     return 0 if any(not row.problem for row in rows) else 1
 
 
-def table(rows: List[Row], num_chunks: int) -> str:
+def table(rows: list[Row], num_chunks: int) -> str:
     """The rows as text. A peak is given in chunks, and in micro-batches of a whole stage."""
     width = max(len(row.schedule) for row in rows)
     lines = [f"  {'schedule':{width}}  makespan    idle   peak: chunks  micro-batches"]

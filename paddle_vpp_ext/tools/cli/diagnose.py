@@ -1,8 +1,8 @@
 """``diagnose``: reads the logs of all ranks after a hang or a crash, and says which rank or edge was at fault."""
+
 import argparse
 import re
 from pathlib import Path
-from typing import Dict, List
 
 from ...diagnosis import judge, positions_in, table_of
 from .command import PROGRAM, STATUS, CommandError
@@ -58,7 +58,7 @@ def run(args) -> int:
     return 1
 
 
-def _read(folder) -> Dict[Path, str]:
+def _read(folder) -> dict[Path, str]:
     """The text of each log in a folder: those with the launcher's names, or all files where there are none."""
     if not folder.is_dir():
         raise CommandError(f"there is no folder {folder}")
@@ -78,9 +78,9 @@ def _end_of(path):
         raise CommandError(f"cannot read {path}: {error.strerror or error}", 1) from None
 
 
-def _last_positions(texts) -> Dict[tuple, Dict[int, dict]]:
+def _last_positions(texts) -> dict[tuple, dict[int, dict]]:
     """By pipeline and rank the last position that was told. A rank's position of an earlier step says nothing of the last."""
-    pipelines: Dict[tuple, Dict[int, dict]] = {}
+    pipelines: dict[tuple, dict[int, dict]] = {}
     for text in texts.values():
         for position in positions_in(text):
             pipelines.setdefault(tuple(position["ranks"]), {})[position["rank"]] = position
@@ -94,8 +94,8 @@ def _last_positions(texts) -> Dict[tuple, Dict[int, dict]]:
 
 def _last_words(texts, rank):
     """The last line that looks like a reason, in the log that the launcher named after this rank."""
-    words: List[str] = []
+    words: list[str] = []
     for path, text in texts.items():
-        if path.name.startswith(f"workerlog.{rank}") and path.name[len(f"workerlog.{rank}"):][:1] in ("", "."):
+        if path.name.startswith(f"workerlog.{rank}") and path.name[len(f"workerlog.{rank}") :][:1] in ("", "."):
             words += [found[0].strip() for found in _LAST_WORDS.finditer(text)]
     return f"; the last words of its log: {words[-1][:300]}" if words else ""

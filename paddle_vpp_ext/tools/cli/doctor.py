@@ -3,6 +3,7 @@
 Versions are read from the packages' metadata, and the import of Paddle is tried in a process
 of its own: a broken Paddle is a finding here, not a traceback.
 """
+
 import argparse
 import json
 import os
@@ -11,7 +12,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
 from ...activation import PTH, VARIABLE, is_wanted
 from ...releases import OLDEST, RELEASES, numbers
@@ -55,8 +56,8 @@ class Activation(NamedTuple):
 class Found(NamedTuple):
     """``packages``: the installed versions by name; ``paddle``: None if it is not installed."""
 
-    python: Tuple[int, ...]
-    packages: Dict[str, str]
+    python: tuple[int, ...]
+    packages: dict[str, str]
     paddle: Optional[Paddle]
     activation: Activation = Activation()
 
@@ -109,8 +110,12 @@ def look() -> Found:
 def _try_import() -> Optional[Paddle]:
     try:
         done = subprocess.run(
-            [sys.executable, "-c", PROBE], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            errors="replace", timeout=IMPORT_SECONDS,
+            [sys.executable, "-c", PROBE],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=IMPORT_SECONDS,
         )
     except subprocess.TimeoutExpired:
         return Paddle(error=f"the import took more than {IMPORT_SECONDS} s")
@@ -121,7 +126,7 @@ def _try_import() -> Optional[Paddle]:
     return None if error == "ModuleNotFoundError: No module named 'paddle'" else Paddle(error=error)
 
 
-def diagnose(found: Found) -> List[Finding]:
+def diagnose(found: Found) -> list[Finding]:
     """The report on what was found."""
     findings = [_python(found), _numpy(found), _protobuf(found), *_paddle(found), _pictures(found), _activation(found)]
     broken = any(f.mark == "PROBLEM" for f in findings)
@@ -172,14 +177,24 @@ def _paddle(found):
         return [Finding("PROBLEM", "Paddle is not installed", INSTALL)]
     findings, title = [], f"Paddle {version}" + (f" ({', '.join(names)})" if names else "")
     if len(names) > 1:
-        findings.append(Finding("PROBLEM", f"both {' and '.join(names)} are installed and overwrite each other",
-                                f"pip uninstall -y {' '.join(names)}, then {INSTALL}"))
+        findings.append(
+            Finding(
+                "PROBLEM",
+                f"both {' and '.join(names)} are installed and overwrite each other",
+                f"pip uninstall -y {' '.join(names)}, then {INSTALL}",
+            )
+        )
     if () < numbers(version) < numbers(OLDEST) and version != "0.0.0":
         text = f"{title} is not supported, {OLDEST} is the oldest that is"
         findings.append(Finding("PROBLEM", text, "pip install -U paddlepaddle"))
     elif found.paddle.error:
-        findings.append(Finding("PROBLEM", f"{title} is installed, but importing it fails: {found.paddle.error}",
-                                "solve the other problems listed here first, else install Paddle anew: " + INSTALL))
+        findings.append(
+            Finding(
+                "PROBLEM",
+                f"{title} is installed, but importing it fails: {found.paddle.error}",
+                "solve the other problems listed here first, else install Paddle anew: " + INSTALL,
+            )
+        )
     elif numbers(version)[:3] not in map(numbers, RELEASES):
         findings.append(Finding("note", f"{title}: training was not tried with it yet, only with {', '.join(RELEASES)}"))
     else:
@@ -214,10 +229,16 @@ def _activation(found):
     if found.paddle and found.paddle.enabled:
         return Finding("ok", f"activation: {VARIABLE}=1, every script that imports Paddle gets the extension")
     if not pth:
-        return Finding("PROBLEM", f"activation: {VARIABLE}=1 has no effect: {PTH} is not in site-packages",
-                       f"install the package with pip, or use {others}")
-    return Finding("PROBLEM", f"activation: {VARIABLE}=1 and {pth} are there, but importing Paddle does not enable the extension",
-                   "solve the other problems listed here first; python -S reads no .pth files")
+        return Finding(
+            "PROBLEM",
+            f"activation: {VARIABLE}=1 has no effect: {PTH} is not in site-packages",
+            f"install the package with pip, or use {others}",
+        )
+    return Finding(
+        "PROBLEM",
+        f"activation: {VARIABLE}=1 and {pth} are there, but importing Paddle does not enable the extension",
+        "solve the other problems listed here first; python -S reads no .pth files",
+    )
 
 
 def _pictures(found):

@@ -3,6 +3,7 @@
 Exit status: 0 fine, 1 trouble (a problem found, a file that cannot be written, a missing
 package), 2 what was typed is wrong. Only ``run`` imports Paddle.
 """
+
 import argparse
 import os
 import sys
@@ -13,7 +14,7 @@ from .command import PROGRAM, STATUS, CommandError
 class Parser(argparse.ArgumentParser):
     """argparse with errors of one sentence, without the usage text around them."""
 
-    def error(self, message):
+    def error(self, message) -> None:
         self.exit(2, f"{self.prog}: {message} (try --help)\n")
 
 
@@ -21,7 +22,25 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands; each puts its function into ``run``."""
     # Imported here, so that a command needs only what it uses: doctor runs even where numpy is missing.
     from . import (
-        check as check_command, compare as compare_command, diagnose as diagnose_command, doctor, plan as plan_command, run as run_command, recordings as trace_command,
+        check as check_command,
+    )
+    from . import (
+        compare as compare_command,
+    )
+    from . import (
+        diagnose as diagnose_command,
+    )
+    from . import (
+        doctor,
+    )
+    from . import (
+        plan as plan_command,
+    )
+    from . import (
+        recordings as trace_command,
+    )
+    from . import (
+        run as run_command,
     )
 
     parser = Parser(

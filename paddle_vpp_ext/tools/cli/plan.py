@@ -1,4 +1,5 @@
 """``plan``: shows a schedule as a timeline, as JSON, as a picture, a trace, a table or a page."""
+
 import argparse
 import json
 
@@ -24,7 +25,8 @@ def add_command(commands) -> None:
     )
     arguments.add_pipeline(parser)
     parser.add_argument(
-        "--schedule", metavar="NAME:KEY=VALUE",
+        "--schedule",
+        metavar="NAME:KEY=VALUE",
         help="as in schedule_mode, e.g. VPP:groups=even (default: the selector's rule)",
     )
     arguments.add_own_schedule(parser)
@@ -109,7 +111,7 @@ def headline(plan, args) -> str:
     """The plan and its costs in one line."""
     groups = "+".join(map(str, plan.groups))
     if len(groups) > 40:
-        groups = f"{groups[:groups.index('+', 30)]}+... ({len(plan.groups)} groups)"
+        groups = f"{groups[: groups.index('+', 30)]}+... ({len(plan.groups)} groups)"
     groups = "searched" if plan.note else f"groups {groups}"
     rule = "blocking transfers" if plan.blocking else "transfers beside computation"
     return (
@@ -120,7 +122,8 @@ def headline(plan, args) -> str:
 
 def _write_files(args, plan, costs):
     from .. import order_file
-    from ..draw import page, picture, timeline, perfetto as trace
+    from ..draw import page, picture, timeline
+    from ..draw import perfetto as trace
 
     title = headline(plan, args)
     blocks = timeline.from_plan(plan, costs)

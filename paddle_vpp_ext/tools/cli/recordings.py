@@ -1,7 +1,7 @@
 """``trace merge``: puts the recordings of all ranks together."""
+
 import argparse
 from pathlib import Path
-from typing import List
 
 from . import arguments
 from .command import PROGRAM, STATUS, CommandError
@@ -32,8 +32,9 @@ def add_command(commands) -> None:
 def run(args) -> int:
     """Writes trace and picture, prints the table."""
     arguments.need_numpy()
-    from ..draw import picture, perfetto as trace
     from .. import recorded
+    from ..draw import perfetto as trace
+    from ..draw import picture
 
     try:
         newest, others = recorded.load(args.folder, args.rank)
@@ -78,7 +79,7 @@ def _which(newest, args, numbers):
     return f"mean of {len(numbers)} training steps, all{first}" if newest.steps[numbers[0]][0].training else f"mean of {len(numbers)} steps"
 
 
-def table(accounts: List, count: int, title: str) -> str:
+def table(accounts: list, count: int, title: str) -> str:
     """Where the time of ``count`` steps went, per step."""
     lines = [f"\nwhere the time went, ms ({title})", "rank      step      compute      waiting     transfer        other   waits for"]
     for rank, account in enumerate(accounts):
@@ -98,6 +99,7 @@ def _save_trace(trace, recorded, newest, path):
         blocks += [b._replace(start=b.start - zero, end=b.end - zero) for b in recorded.timeline_of(step)]
         waits += [
             trace.event(f"wait for {wait.transfer or 'all ranks'}", "wait", rank, (wait.start - zero) * 1e6, (wait.end - zero) * 1e6)
-            for rank, of_rank in enumerate(step) for wait in of_rank.waits
+            for rank, of_rank in enumerate(step)
+            for wait in of_rank.waits
         ]
     trace.save(path, blocks, unit_us=1e6, process=newest.head["schedule"], more=waits)

@@ -1,4 +1,5 @@
 """``run``: an unmodified training script with the extension enabled."""
+
 import argparse
 import runpy
 import sys

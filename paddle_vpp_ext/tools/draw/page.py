@@ -3,14 +3,15 @@
 The page plans what it shows by itself (html/planner.js). Orders that it cannot make, those of a
 user's schedule for one, go into it as they are.
 """
+
 import json
 from pathlib import Path
 
 from ...planning.options import parse_schedule
-from ...schedule.costs import Costs
-from ...schedule.plan import Plan
 from ...planning.planner import make_plan
 from ...planning.registry import VARIANTS
+from ...schedule.costs import Costs
+from ...schedule.plan import Plan
 from . import palette
 
 PARTS = Path(__file__).with_name("html")
@@ -25,8 +26,14 @@ def start_of(plan: Plan, costs: Costs) -> dict:
     Transfers are those beside computation, also for a plan with blocking ones.
     """
     state = {
-        "p": plan.num_stages, "V": plan.num_chunks, "m": plan.accumulate_steps, "F": costs.forward,
-        "I": costs.input_grad, "W": costs.weight_grad, "hop": costs.hop, "limit": None,
+        "p": plan.num_stages,
+        "V": plan.num_chunks,
+        "m": plan.accumulate_steps,
+        "F": costs.forward,
+        "I": costs.input_grad,
+        "W": costs.weight_grad,
+        "hop": costs.hop,
+        "limit": None,
     }
     name = _name_in_page(plan)
     if name:

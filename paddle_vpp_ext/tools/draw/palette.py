@@ -20,4 +20,4 @@ def ink(colour: str) -> str:
 
 
 def _parts(colour):
-    return [int(colour[i:i + 2], 16) for i in (1, 3, 5)]
+    return [int(colour[i : i + 2], 16) for i in (1, 3, 5)]

@@ -1,6 +1,7 @@
 """A timeline as a Chrome trace, for Perfetto (ui.perfetto.dev) and chrome://tracing."""
+
 import json
-from typing import List, Sequence
+from collections.abc import Sequence
 
 from .palette import NAMES
 from .timeline import Timeline, to_timeline
@@ -9,7 +10,7 @@ from .timeline import Timeline, to_timeline
 COLOURS = {"F": "thread_state_runnable", "B": "thread_state_running", "I": "olive", "W": "yellow"}
 
 
-def events(blocks: Timeline, unit_us: float = 1000.0, process: str = "pipeline") -> List[dict]:
+def events(blocks: Timeline, unit_us: float = 1000.0, process: str = "pipeline") -> list[dict]:
     """One complete event per block, on one track per rank. ``unit_us``: microseconds in one unit of the timeline."""
     blocks = to_timeline(blocks)
     named = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": process}}]

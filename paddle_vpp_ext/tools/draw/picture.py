@@ -1,6 +1,8 @@
 """Timelines as a picture (PNG, SVG): a timeline per panel, plan and measured run one above the other."""
+
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Dict, List, Mapping
+from typing import Optional
 
 from . import palette, timeline
 from .timeline import Timeline, by_rank, from_zero, num_chunks, short_duration, summary, to_timeline
@@ -33,7 +35,7 @@ STYLE = {
 }
 
 
-def save(path, panels: Mapping[str, Timeline], title: str = "", unit: str = "", format: str = None) -> None:
+def save(path, panels: Mapping[str, Timeline], title: str = "", unit: str = "", format: Optional[str] = None) -> None:
     """Draws ``panels`` ({name: timeline}) below each other into ``path``.
 
     ``format``: png or svg, from the path's ending if not given. ``unit`` names the timelines' unit of
@@ -87,7 +89,7 @@ def _matplotlib():
     return matplotlib
 
 
-def _spans(panels: Dict[str, Timeline]) -> List[float]:
+def _spans(panels: dict[str, Timeline]) -> list[float]:
     """The length of each panel's time axis: one for all, unless one is more than four times another (other units)."""
     makespans = [summary(blocks).makespan or 1.0 for blocks in panels.values()]
     longest = max(makespans)
@@ -124,14 +126,17 @@ def _panel(axes, name, blocks, span, width, chunks, unit):
 def _columns(axes, total):
     """Idle share and peak of each rank, at the right."""
     for x, words in ((0.62, "idle"), (1.15, "peak")):
-        axes.annotate(
-            words, (1, 1), (72 * x, 5), xycoords="axes fraction", textcoords="offset points", ha="right", color=FAINT
-        )
+        axes.annotate(words, (1, 1), (72 * x, 5), xycoords="axes fraction", textcoords="offset points", ha="right", color=FAINT)
     for rank, (idle, peak) in enumerate(zip(total.idle_share, total.peak_activations)):
         for x, words in ((0.62, f"{100 * idle:.1f} %"), (1.15, str(peak))):
             axes.annotate(
-                words, (1, rank), (72 * x, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-                ha="right", va="center_baseline",
+                words,
+                (1, rank),
+                (72 * x, 0),
+                xycoords=("axes fraction", "data"),
+                textcoords="offset points",
+                ha="right",
+                va="center_baseline",
             )
 
 
@@ -143,8 +148,12 @@ def _bars(axes, blocks, per_unit, chunks):
     edge = min(0.6, 0.08 * 72 * short_duration(blocks) * per_unit)
     for (kind, chunk, rank), spans in looks.items():
         axes.broken_barh(
-            spans, (rank - BAR / 2, BAR), facecolor=palette.shade(kind, chunk, chunks),
-            edgecolor=PAPER, linewidth=edge, rasterized=len(blocks) > VECTOR_LIMIT,
+            spans,
+            (rank - BAR / 2, BAR),
+            facecolor=palette.shade(kind, chunk, chunks),
+            edgecolor=PAPER,
+            linewidth=edge,
+            rasterized=len(blocks) > VECTOR_LIMIT,
         )
 
 
@@ -158,8 +167,13 @@ def _numbers(axes, blocks, per_unit, chunks):
     for block in blocks:
         if 72 * (block.end - block.start) * per_unit > 0.64 * font * len(str(block.micro_batch)):
             axes.text(
-                (block.start + block.end) / 2, block.rank, str(block.micro_batch), fontsize=font, ha="center",
-                va="center_baseline", color=palette.ink(palette.shade(block.kind, block.chunk, chunks)),
+                (block.start + block.end) / 2,
+                block.rank,
+                str(block.micro_batch),
+                fontsize=font,
+                ha="center",
+                va="center_baseline",
+                color=palette.ink(palette.shade(block.kind, block.chunk, chunks)),
             )
 
 
@@ -172,11 +186,24 @@ def _legend(drawn, size, panels, chunks):
     x, y, side = LEFT, size[1] - 0.57, 0.14
 
     def box(colour, words=""):
-        drawn.add_artist(Rectangle(
-            (x / size[0], y / size[1]), side / size[0], side / size[1], facecolor=colour, transform=drawn.transFigure,
-        ))
-        drawn.text((x + side / 2) / size[0], (y + side / 2) / size[1], words, fontsize=6.5, ha="center",
-                   va="center_baseline", color=palette.ink(colour))
+        drawn.add_artist(
+            Rectangle(
+                (x / size[0], y / size[1]),
+                side / size[0],
+                side / size[1],
+                facecolor=colour,
+                transform=drawn.transFigure,
+            )
+        )
+        drawn.text(
+            (x + side / 2) / size[0],
+            (y + side / 2) / size[1],
+            words,
+            fontsize=6.5,
+            ha="center",
+            va="center_baseline",
+            color=palette.ink(colour),
+        )
 
     for kind in kinds:
         for chunk in shown:

@@ -4,12 +4,13 @@ Each rank is a line, each column a slice of time that shows what runs in its mid
 that is too long for the terminal is cut into up to MAX_BANDS pieces below each other; beyond
 that time is squeezed until it fits, and the numbers go.
 """
+
 import bisect
 import math
 import shutil
 import string
 import sys
-from typing import List, NamedTuple, Optional, TextIO
+from typing import NamedTuple, Optional, TextIO
 
 from . import palette
 from .timeline import Block, Timeline, by_rank, format_time, from_zero, num_chunks, short_duration, summary
@@ -118,7 +119,7 @@ def fit(blocks: Timeline, columns: int, letters: bool) -> Scale:
     return Scale(columns / makespan, columns, columns, True)
 
 
-def paint(blocks: Timeline, scale: Scale) -> List[Segment]:
+def paint(blocks: Timeline, scale: Scale) -> list[Segment]:
     """One rank's columns as segments: each column shows the block that runs in its middle."""
     starts = [block.start for block in blocks]
     segments = []
@@ -133,7 +134,7 @@ def paint(blocks: Timeline, scale: Scale) -> List[Segment]:
     return segments
 
 
-def cut(segments: List[Segment], start: int, width: int) -> List[Segment]:
+def cut(segments: list[Segment], start: int, width: int) -> list[Segment]:
     """The segments of the columns from ``start`` on, ``width`` of them."""
     inside, column = [], 0
     for segment in segments:

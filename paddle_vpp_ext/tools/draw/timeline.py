@@ -3,7 +3,9 @@
 A timeline is a list of blocks, in any order; it comes from a plan (``from_plan``) or from a
 measured run. Times are in any one unit, from any one start.
 """
-from typing import Dict, Iterable, List, NamedTuple
+
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from ...schedule.action import KINDS, Action
 from ...schedule.costs import UNIT, Costs
@@ -27,17 +29,13 @@ class Block(NamedTuple):
         return Action(self.kind, self.chunk, self.micro_batch)
 
 
-Timeline = List[Block]
+Timeline = list[Block]
 
 
 def from_plan(plan: Plan, costs: Costs = UNIT) -> Timeline:
     """The timeline of a plan, simulated under the rule of its transport. Times in the unit of ``costs``."""
     spans = plan.simulate(costs).spans
-    return [
-        Block(rank, start, end, *action)
-        for rank, order in enumerate(plan.orders)
-        for action, (start, end) in zip(order, spans[rank])
-    ]
+    return [Block(rank, start, end, *action) for rank, order in enumerate(plan.orders) for action, (start, end) in zip(order, spans[rank])]
 
 
 def to_timeline(values: Iterable) -> Timeline:
@@ -61,7 +59,7 @@ def from_zero(blocks: Timeline) -> Timeline:
     return [block._replace(start=block.start - zero, end=block.end - zero) for block in blocks]
 
 
-def by_rank(blocks: Timeline) -> Dict[int, Timeline]:
+def by_rank(blocks: Timeline) -> dict[int, Timeline]:
     """Each rank's blocks in order of time; every rank from 0 to the last is there."""
     ranks = {rank: [] for rank in range(max((block.rank for block in blocks), default=-1) + 1)}
     # Sorted by time alone: blocks of no length must stay in the order in which they were given.
@@ -74,8 +72,8 @@ class Summary(NamedTuple):
     """``makespan``: first start to last end. Per rank: share of it without work, and most activations held, in chunks."""
 
     makespan: float
-    idle_share: List[float]
-    peak_activations: List[int]
+    idle_share: list[float]
+    peak_activations: list[int]
 
     @property
     def mean_idle(self) -> float:
