@@ -41,7 +41,7 @@ def wrap(schedule, m=M, micro_batch_size=2):
     (
         ("vpp", "unknown schedule 'vpp', choose one of 1F1B, VPP, FthenB, "),
         ("VPP:group=even", "'group=even' is not one of the options of VPP, write groups=…, slope=…"),
-        ("VPP:groups=odd", "groups: 'odd' is none of first, even, nor sizes as in 7+4"),
+        ("VPP:groups=odd", "groups: 'odd' is not a grouping: write first, even, or sizes as in 7+4"),
         ("VPP:groups=3+3", "groups 3+3 must be positive and add up to accumulate_steps=4"),
         ("FthenB:groups=even", "not one of the options of FthenB"),
         ("VPP:slope=1,slope=2", "slope is given twice"),

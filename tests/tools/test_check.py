@@ -80,4 +80,4 @@ def test_files_that_cannot_be_read(command, tmp_path):
     assert done.returncode == 2 and "cannot read" in done.stderr and done.stderr.count("\n") == 1
     (tmp_path / "x.png").write_bytes(b"\x89PNG\r\n\xff\xfe")
     done = command("check", tmp_path / "x.png")
-    assert done.returncode == 1 and "no text file" in done.stdout and "Traceback" not in done.stderr
+    assert done.returncode == 1 and "not a text file" in done.stdout and "Traceback" not in done.stderr
