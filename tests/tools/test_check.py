@@ -62,7 +62,7 @@ def test_a_split_backward_and_an_evaluation_by_hand_are_ok(command, tmp_path):
         ("F0.0 B0.0\nF0.0 X0.0", ["line 2: rank 1, instruction 1: 'X0.0' is not an action"]),
         ("F0.0 B0.0", ["there are 1 lines with actions"]),
         ("", ["there are 0 lines"]),
-        ("rank 0:\nrank 1:", ["there is not an action in it"]),
+        ("rank 0:\nrank 1:", ["there is no action in it"]),
         ("rank 0: F0.0\nrank 0: F0.0", ["line 2: rank 0 is there a second time"]),
         ("rank 0: F0.0\nrank 2: F0.0", ["there is no rank 1"]),
     ],
