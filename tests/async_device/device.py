@@ -15,12 +15,22 @@ COUNTERS = ("device_synchronizes", "stream_synchronizes", "event_synchronizes", 
 
 def environment(**options):
     """Variables for a process that shall run on the device; ``seed=3`` is ``ASYNC_DEVICE_SEED=3`` and so on."""
-    from build import LIBRARY, device_folder  # noqa: F401  (this folder is on the path)
+    from build import device_folder
     return {
         "CUSTOM_DEVICE_ROOT": str(device_folder()),
         "FLAGS_free_idle_chunk": "1",  # each free reaches the device, behind Paddle's stream-safe allocator
         "FLAGS_allocator_strategy": "auto_growth",
         **{f"ASYNC_DEVICE_{name.upper()}": str(value) for name, value in options.items()},
+    }
+
+
+def rank_environment(rank, ranks, port):
+    """What ``paddle.distributed.launch --devices 0,1,...`` sets for a rank, for who starts the processes himself. Ports from ``port`` on."""
+    endpoints = [f"127.0.0.1:{port + 1 + n}" for n in range(ranks)]
+    return {
+        "PADDLE_DISTRI_BACKEND": "xccl", "PADDLE_XCCL_BACKEND": "async_device", "FLAGS_selected_async_devices": str(rank),
+        "PADDLE_TRAINER_ID": str(rank), "PADDLE_TRAINERS_NUM": str(ranks), "PADDLE_MASTER": f"127.0.0.1:{port}",
+        "PADDLE_CURRENT_ENDPOINT": endpoints[rank], "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
     }
 
 
@@ -32,7 +42,7 @@ def library():
     found.async_device_bytes_sent.restype = ctypes.c_long
     found.async_device_error.restype = ctypes.c_char_p
     found.async_device_reports.restype = ctypes.c_char_p
-    found.async_device_stream.restype = ctypes.c_void_p
+    found.async_device_calculation_stream.restype = ctypes.c_void_p
     found.async_device_new_stream.restype = ctypes.c_void_p
     found.async_device_copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
     found.async_device_stream_wait.argtypes = [ctypes.c_void_p, ctypes.c_void_p]

@@ -305,7 +305,7 @@ EXPORTED const char* async_device_reports() {
 }
 
 // The raw device, so that a test can do with streams what Paddle's functions do not let it.
-EXPORTED void* async_device_stream(int device, int number) { return Stream::all(device).at(size_t(number)); }
+EXPORTED void* async_device_calculation_stream(int device) { return Stream::calculation(device); }
 EXPORTED void* async_device_new_stream(int device) { return Stream::make(device); }
 EXPORTED void async_device_copy(void* stream, void* to, const void* from, size_t bytes) {
   C_Device_st device{static_cast<Stream*>(stream)->device};

@@ -9,11 +9,9 @@ import subprocess
 import sys
 import textwrap
 
-import pytest
-
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from device import environment  # noqa: E402
+from device import environment, rank_environment  # noqa: E402
 
 LIMIT = 30  # seconds for a program that shall end
 HANG = 6    # after which one that shall hang is believed to
@@ -23,11 +21,11 @@ import os, sys, time
 import numpy as np
 import paddle
 import device
-paddle.set_device("async_device:0")
+rank = int(os.environ.get("PADDLE_TRAINER_ID", 0))
+paddle.set_device(f"async_device:{rank}")
 """
-START_TWO = START.replace(":0", ":%s\" % os.environ[\"PADDLE_TRAINER_ID\"] + \"") + """
+START_TWO = START + """
 import paddle.distributed as dist
-rank = int(os.environ["PADDLE_TRAINER_ID"])
 peer = 1 - rank
 dist.init_parallel_env()
 device.group_batches()
@@ -57,9 +55,7 @@ def run(program, ranks=1, limit=LIMIT, **options):
         env = {**os.environ, **environment(**options), "PYTHONPATH": str(HERE), "PYTHONWARNINGS": "ignore", "GLOG_minloglevel": "2",
                "OMP_NUM_THREADS": "1"}
         if ranks > 1:
-            env.update(PADDLE_TRAINER_ID=str(rank), PADDLE_TRAINERS_NUM=str(ranks), PADDLE_MASTER=f"127.0.0.1:{port}",
-                       PADDLE_CURRENT_ENDPOINT=f"127.0.0.1:{port + 1 + rank}", FLAGS_selected_async_devices=str(rank),
-                       PADDLE_TRAINER_ENDPOINTS=",".join(f"127.0.0.1:{port + 1 + r}" for r in range(ranks)))
+            env.update(rank_environment(rank, ranks, port))
         text = (START_TWO if ranks > 1 else START) + textwrap.dedent(program)
         processes.append(subprocess.Popen([sys.executable, "-c", text], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
     codes, texts = [], []
@@ -98,24 +94,24 @@ def check(result, *expected):
 
 RECEIVE = """
 got = paddle.zeros([1000])
+dist.all_reduce(paddle.ones([1]))  # both are here, with a communicator
 paddle.device.synchronize()
 operations = [(dist.isend, paddle.full([1000], 10. + rank), None), (dist.irecv, got, None)]
+if rank == 1: time.sleep({late})
 tasks = batch(*operations)
 {wait}
 print("value", float((got * 2).sum()), "races", device.counter("races"))
-print(device.reports())
-time.sleep(1)  # the peer may still be at it
 """
 WAIT = "for task in tasks: task.wait()"
 
 
 def test_a_receive_that_is_waited_for_is_right():
-    for seed in (1, 2, 3):
-        check(run(RECEIVE.format(wait=WAIT), 2, seed=seed, delay_us=20000), "value 22000.0 races 0", "value 20000.0 races 0")
+    for seed in (1, 2):
+        check(run(RECEIVE.format(wait=WAIT, late=0), 2, seed=seed, delay_us=20000), "value 22000.0 races 0", "value 20000.0 races 0")
 
 
 def test_a_kernel_that_reads_a_receive_without_a_wait_gets_nan_and_is_reported():
-    result = run(RECEIVE.format(wait=""), 2, delay_us=100000)
+    result = run(RECEIVE.format(wait="", late=1), 2)
     check(result, "value nan")
     assert re.search(r"race: copy to the host of 4000 bytes on stream \d uses 4000 bytes at 0x\w+ without having waited for send of 4000 bytes "
                      r"to rank \d \+ receive of 4000 bytes from rank \d \(communicator 0\) on stream \d", result.all), result.all
@@ -123,12 +119,12 @@ def test_a_kernel_that_reads_a_receive_without_a_wait_gets_nan_and_is_reported()
 
 
 def test_a_race_is_reported_even_if_its_values_happen_to_be_right():
-    result = run(RECEIVE.format(wait="time.sleep(1)"), 2)
+    result = run(RECEIVE.format(wait="time.sleep(1)", late=0), 2)
     check(result, "value 22000.0 races 1")
 
 
 def test_events_early_is_paddle_2_6_s_fault():
-    result = run(RECEIVE.format(wait=WAIT), 2, delay_us=100000, events="early")
+    result = run(RECEIVE.format(wait=WAIT, late=1), 2, events="early")
     check(result, "value nan races", "race: ")
 
 
@@ -160,7 +156,6 @@ print("warm", flush=True)
 a, b = paddle.ones([10]), paddle.ones([10])
 order = [(a, first), (b, second)]
 if rank == 1 and {opposite}: order.reverse()
-stream = dict(sync_op=False, use_calc_stream=False)
 for tensor, group in order: dist.stream.all_reduce(tensor, group=group, sync_op=True, use_calc_stream=True)
 paddle.device.synchronize()
 print("value", float(a.sum() + b.sum()))
@@ -224,7 +219,6 @@ def test_exit_does_not_wait_for_what_blocks():
         task = dist.irecv(paddle.ones([10]), 1)  # never sent
         task.wait()
     else:
-        dist.isend(paddle.ones([20]), 0, group=dist.new_group([0, 1])) if False else None
         dist.irecv(paddle.ones([10]), 0)
     print("end", flush=True)
     """
@@ -239,8 +233,8 @@ def test_memory_is_full_of_nan_until_written():
 
 SIDE = """
 library = device.library()
-calculation, side = library.async_device_stream(0, 0), library.async_device_new_stream(0)
 source, target = paddle.ones([100000]), paddle.zeros([100000])
+calculation, side = library.async_device_calculation_stream(0), library.async_device_new_stream(0)
 library.async_device_stream_wait(side, calculation)
 library.async_device_copy(side, target.data_ptr(), source.data_ptr(), 400000)
 {wait}
@@ -302,32 +296,24 @@ def test_a_host_synchronize_is_counted_and_kernels_are_none():
         return {name: after[name] - before[name] for name in after if "synchronizes" in name}
     print("kernels", sum(difference(lambda: (x * 2).sum() + x.mean()).values()))
     print("device", difference(paddle.device.synchronize)["device_synchronizes"])
-    print("item", difference(lambda: x.sum().item())["stream_synchronizes"])
-    event = paddle.device.Event("async_device")
-    event.record()
+    print("numpy", difference(lambda: x.sum().numpy())["stream_synchronizes"])
+    event = paddle.base.core.CustomDeviceEvent("async_device", 0)  # paddle.device.Event raises for custom devices in 3.3.1
+    event.record(paddle.base.core._get_current_custom_device_stream("async_device", 0))
     print("event", difference(event.synchronize)["event_synchronizes"])
     """
-    check(run(program), "kernels 0", "device 1", "item 1", "event 1")
+    check(run(program), "kernels 0", "device 1", "numpy 1", "event 1")
 
 
 # Collectives
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "int64"])
-def test_reductions_have_the_right_values(dtype):
-    if dtype != "float32":  # one start for all of them
-        pytest.skip("run with float32")
+def test_collectives_have_the_right_values():
     program = """
     for dtype in ("float32", "float64", "float16", "bfloat16", "int32", "int64"):
-        mine = paddle.to_tensor([1.5, -2., 300., 0.25]).astype(dtype) + paddle.full([4], rank).astype("float32").astype(dtype) if "16" not in dtype \\
-            else (paddle.to_tensor([1.5, -2., 300., 0.25]) + rank).astype(dtype)
-        for op, name in ((dist.ReduceOp.SUM, "sum"), (dist.ReduceOp.MAX, "max")):
-            tensor = mine.clone()
+        values = [paddle.to_tensor([1.5, -2., 30., 0.25]).astype(dtype).astype("float64") + r for r in (0, 1)]
+        for op, wanted in ((dist.ReduceOp.SUM, values[0] + values[1]), (dist.ReduceOp.MAX, values[1])):
+            tensor = values[rank].clone().astype(dtype)
             dist.all_reduce(tensor, op=op)
-            a = (paddle.to_tensor([1.5, -2., 300., 0.25]) + 0).astype(dtype).astype("float64").numpy()
-            b = (paddle.to_tensor([1.5, -2., 300., 0.25]) + 1).astype(dtype).astype("float64").numpy()
-            if "int" in dtype: b = a + 1
-            wanted = a + b if name == "sum" else np.maximum(a, b)
-            assert (tensor.astype("float64").numpy() == wanted).all(), (dtype, name, tensor, wanted)
+            assert tensor.astype("float64").tolist() == wanted.tolist(), (dtype, op, tensor, wanted)
     parts = []
     dist.all_gather(parts, paddle.full([3], float(rank)))
     assert [p.tolist() for p in parts] == [[0.] * 3, [1.] * 3], parts
@@ -344,7 +330,7 @@ def test_reductions_have_the_right_values(dtype):
     dist.reduce(kept, 0)
     assert rank or kept.tolist() == [3., 3.], kept
     out = paddle.empty([4])
-    dist.stream.alltoall_single(out, paddle.arange(4, dtype="float32") + 10 * rank) if hasattr(dist.stream, "alltoall_single") else None
+    dist.stream.alltoall_single(out, paddle.arange(4, dtype="float32") + 10 * rank)
     assert out.tolist() == [2. * rank, 2. * rank + 1, 10. + 2 * rank, 11. + 2 * rank], out
     sent = device.bytes_sent()[0]
     dist.all_reduce(paddle.ones([100]))
