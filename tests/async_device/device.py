@@ -14,12 +14,13 @@ COUNTERS = ("device_synchronizes", "stream_synchronizes", "event_synchronizes", 
 
 
 def environment(**options):
-    """Variables for a process that shall run on the device; ``seed=3`` is ``ASYNC_DEVICE_SEED=3`` and so on."""
+    """Variables for a process that shall run on the device, set before it starts; ``seed=3`` is ``ASYNC_DEVICE_SEED=3`` and so on."""
     from build import device_folder
     return {
         "CUSTOM_DEVICE_ROOT": str(device_folder()),
         "FLAGS_free_idle_chunk": "1",  # each free reaches the device, behind Paddle's stream-safe allocator
         "FLAGS_allocator_strategy": "auto_growth",
+        "FLAGS_use_stride_kernel": "0",  # views need the kernel `contiguous`, which has no fallback to the CPU
         **{f"ASYNC_DEVICE_{name.upper()}": str(value) for name, value in options.items()},
     }
 
