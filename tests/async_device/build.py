@@ -2,6 +2,7 @@
 
 Or from a shell: ``export CUSTOM_DEVICE_ROOT=$(python tests/async_device/build.py)``.
 """
+
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -14,15 +15,27 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 CACHE = HERE.parents[1] / ".async_device"
 LIBRARY = "libasync_device.so"
-FLAGS = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-fPIC", "-shared", "-fvisibility=hidden",
-         "-Wl,-z,nodelete"]  # its threads live on where Paddle closes the library at exit
+FLAGS = [
+    "-std=c++17",
+    "-O1",
+    "-g",
+    "-Wall",
+    "-Wextra",
+    "-Wno-missing-field-initializers",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-Wl,-z,nodelete",
+]  # its threads live on where Paddle closes the library at exit
 
 
 def device_folder():
     """The folder with the compiled device; compiles it if there is none of these sources, this compiler and this Paddle."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if not compiler:
-        raise RuntimeError("the asynchronous device has to be compiled: install g++ (Debian, Ubuntu: apt-get install g++), or name a C++17 compiler in CXX")
+        raise RuntimeError(
+            "the asynchronous device has to be compiled: install g++ (Debian, Ubuntu: apt-get install g++), or name a C++17 compiler in CXX"
+        )
     folder = CACHE / _fingerprint(compiler)
     if not (folder / LIBRARY).exists():
         folder.mkdir(parents=True, exist_ok=True)

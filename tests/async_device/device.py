@@ -3,19 +3,31 @@
 A test starts its programs with ``environment()``; the program imports this module after that, and calls
 ``group_batches()`` once Paddle's distributed part is wanted.
 """
+
 import contextlib
 import ctypes
 import functools
 import os
 import sys
 
-COUNTERS = ("device_synchronizes", "stream_synchronizes", "event_synchronizes", "blocking_copies", "races", "freed_in_use", "mismatches",
-            "allocated_bytes", "peak_bytes", "operations")
+COUNTERS = (
+    "device_synchronizes",
+    "stream_synchronizes",
+    "event_synchronizes",
+    "blocking_copies",
+    "races",
+    "freed_in_use",
+    "mismatches",
+    "allocated_bytes",
+    "peak_bytes",
+    "operations",
+)
 
 
 def environment(**options):
     """Variables for a process that shall run on the device, set before it starts; ``seed=3`` is ``ASYNC_DEVICE_SEED=3`` and so on."""
     from build import device_folder
+
     return {
         "CUSTOM_DEVICE_ROOT": str(device_folder()),
         "FLAGS_free_idle_chunk": "1",  # each free reaches the device, behind Paddle's stream-safe allocator
@@ -29,15 +41,21 @@ def rank_environment(rank, ranks, port):
     """What ``paddle.distributed.launch --devices 0,1,...`` sets for a rank, for who starts the processes himself. Ports from ``port`` on."""
     endpoints = [f"127.0.0.1:{port + 1 + n}" for n in range(ranks)]
     return {
-        "PADDLE_DISTRI_BACKEND": "xccl", "PADDLE_XCCL_BACKEND": "async_device", "FLAGS_selected_async_devices": str(rank),
-        "PADDLE_TRAINER_ID": str(rank), "PADDLE_TRAINERS_NUM": str(ranks), "PADDLE_MASTER": f"127.0.0.1:{port}",
-        "PADDLE_CURRENT_ENDPOINT": endpoints[rank], "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+        "PADDLE_DISTRI_BACKEND": "xccl",
+        "PADDLE_XCCL_BACKEND": "async_device",
+        "FLAGS_selected_async_devices": str(rank),
+        "PADDLE_TRAINER_ID": str(rank),
+        "PADDLE_TRAINERS_NUM": str(ranks),
+        "PADDLE_MASTER": f"127.0.0.1:{port}",
+        "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
     }
 
 
 @functools.lru_cache(None)
 def library():
     import paddle  # noqa: F401  (loads the device)
+
     found = ctypes.CDLL(os.path.join(os.environ["CUSTOM_DEVICE_ROOT"], "libasync_device.so"))
     found.async_device_counter.restype = ctypes.c_long
     found.async_device_bytes_sent.restype = ctypes.c_long
@@ -101,4 +119,5 @@ def group(group=None, tasks=None):
 def group_batches():
     """Makes ``batch_isend_irecv`` one group, as on NCCL: Paddle's process group for custom devices (3.3.1) opens none."""
     import paddle.distributed  # noqa: F401
+
     sys.modules["paddle.distributed.communication.batch_isend_irecv"]._coalescing_manager = group

@@ -2,6 +2,7 @@
 
 Each test writes small programs, runs them as real processes with a limit, and ends those that still live by their pid.
 """
+
 import os
 import pathlib
 import re
@@ -14,7 +15,7 @@ sys.path.insert(0, str(HERE))
 from device import environment, rank_environment  # noqa: E402
 
 LIMIT = 30  # seconds for a program that shall end
-HANG = 6    # after which one that shall hang is believed to
+HANG = 6  # after which one that shall hang is believed to
 
 START = """
 import os, sys, time
@@ -24,7 +25,9 @@ import device
 rank = int(os.environ.get("PADDLE_TRAINER_ID", 0))
 paddle.set_device(f"async_device:{rank}")
 """
-START_TWO = START + """
+START_TWO = (
+    START
+    + """
 import paddle.distributed as dist
 peer = 1 - rank
 dist.init_parallel_env()
@@ -32,6 +35,7 @@ device.group_batches()
 def batch(*operations):
     return dist.batch_isend_irecv([dist.P2POp(kind, tensor, peer, group) for kind, tensor, group in operations])
 """
+)
 
 
 class Result:
@@ -52,12 +56,20 @@ def run(program, ranks=1, limit=LIMIT, **options):
     port = _free_port()
     processes = []
     for rank in range(ranks):
-        env = {**os.environ, **environment(**options), "PYTHONPATH": str(HERE), "PYTHONWARNINGS": "ignore", "GLOG_minloglevel": "2",
-               "OMP_NUM_THREADS": "1"}
+        env = {
+            **os.environ,
+            **environment(**options),
+            "PYTHONPATH": str(HERE),
+            "PYTHONWARNINGS": "ignore",
+            "GLOG_minloglevel": "2",
+            "OMP_NUM_THREADS": "1",
+        }
         if ranks > 1:
             env.update(rank_environment(rank, ranks, port))
         text = (START_TWO if ranks > 1 else START) + textwrap.dedent(program)
-        processes.append(subprocess.Popen([sys.executable, "-c", text], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+        processes.append(
+            subprocess.Popen([sys.executable, "-c", text], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        )
     codes, texts = [], []
     try:
         for process in processes:
@@ -79,6 +91,7 @@ def run(program, ranks=1, limit=LIMIT, **options):
 
 def _free_port():
     import socket
+
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return min(probe.getsockname()[1], 65000)
@@ -113,8 +126,11 @@ def test_a_receive_that_is_waited_for_is_right():
 def test_a_kernel_that_reads_a_receive_without_a_wait_gets_nan_and_is_reported():
     result = run(RECEIVE.format(wait="", late=1), 2)
     check(result, "value nan")
-    assert re.search(r"race: copy to the host of 4000 bytes on stream \d uses 4000 bytes at 0x\w+ without having waited for send of 4000 bytes "
-                     r"to rank \d \+ receive of 4000 bytes from rank \d \(communicator 0\) on stream \d", result.all), result.all
+    assert re.search(
+        r"race: copy to the host of 4000 bytes on stream \d uses 4000 bytes at 0x\w+ without having waited for send of 4000 bytes "
+        r"to rank \d \+ receive of 4000 bytes from rank \d \(communicator 0\) on stream \d",
+        result.all,
+    ), result.all
     assert "This was called in" in result.all and 'File "<string>"' in result.all, "the report has no Python stack"
 
 
@@ -187,8 +203,11 @@ def test_a_size_mismatch_is_said_and_ends_the_transfer():
     except Exception:
         print("error:", device.error(rank))
     """
-    check(run(program, 2), "error: mismatch: rank 0 sends 40 bytes (send and receive) to rank 1, which comes with 80 bytes",
-          "error: mismatch: rank 1 receives 80 bytes")
+    check(
+        run(program, 2),
+        "error: mismatch: rank 0 sends 40 bytes (send and receive) to rank 1, which comes with 80 bytes",
+        "error: mismatch: rank 1 receives 80 bytes",
+    )
 
 
 def test_abort_ends_what_blocks():
@@ -227,6 +246,7 @@ def test_exit_does_not_wait_for_what_blocks():
 
 # Memory
 
+
 def test_memory_is_full_of_nan_until_written():
     check(run("print(paddle.empty([100]).isnan().all().item(), 'seen')"), "True seen")
 
@@ -249,8 +269,11 @@ print(device.reports())
 def test_memory_freed_while_a_side_stream_uses_it_is_reported_with_who_freed_it():
     result = run(SIDE.format(wait=""), delay_us=50000)
     check(result, "freed in use 1 races 0")
-    assert re.search(r"freed while in use: 400\d\d\d bytes at 0x\w+, freed by thread \d+ \(.*\), are used by copy of 400000 bytes on stream \d, "
-                     r"which stream 0, where the memory comes from, has not waited for\nThis was called in\n.*\n +File \"<string>\"", result.all), result.all
+    assert re.search(
+        r"freed while in use: 400\d\d\d bytes at 0x\w+, freed by thread \d+ \(.*\), are used by copy of 400000 bytes on stream \d, "
+        r"which stream 0, where the memory comes from, has not waited for\nThis was called in\n.*\n +File \"<string>\"",
+        result.all,
+    ), result.all
 
 
 def test_memory_freed_after_the_wait_is_not_reported():
@@ -286,6 +309,7 @@ def test_bytes_are_counted():
 
 # The host
 
+
 def test_a_host_synchronize_is_counted_and_kernels_are_none():
     program = """
     x = paddle.ones([100])
@@ -305,6 +329,7 @@ def test_a_host_synchronize_is_counted_and_kernels_are_none():
 
 
 # Collectives
+
 
 def test_collectives_have_the_right_values():
     program = """
