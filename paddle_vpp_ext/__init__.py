@@ -3,6 +3,11 @@
 ``enable()`` before ``fleet.init`` makes ``fleet.distributed_model`` return our engines.
 """
 
+TYPE_CHECKING = False  # as in activation, with which this is imported when Python starts
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, Callable
+
 __version__ = "0.1.0"
 
 
@@ -20,7 +25,7 @@ def disable() -> None:
     disable()
 
 
-def register_schedule(name, function) -> None:
+def register_schedule(name: str, function: "Callable[[int, int, int], Sequence[Any]]") -> None:
     """Makes ``function(p, V, m)``, which returns all ranks' orders, the schedule ``name``; see ``planning.registry.register_schedule``."""
     from .planning.registry import register_schedule
 

@@ -8,11 +8,18 @@ so nothing is imported here but what Python has loaded already. ``enable()`` fol
 import os
 import sys
 
+TYPE_CHECKING = False  # typing's own would have to be imported
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Optional
+
 VARIABLE = "PADDLE_VPP_EXT"
 PTH = "paddle_vpp_ext.pth"
 
 
-def is_wanted(environment=os.environ) -> bool:
+def is_wanted(environment: "Mapping[str, str]" = os.environ) -> bool:
     """Whether the variable asks for the extension. ValueError, which shows its value, if that is neither 1 nor 0."""
     value = environment.get(VARIABLE, "")
     if value not in ("", "0", "1"):
@@ -23,7 +30,7 @@ def is_wanted(environment=os.environ) -> bool:
 class EnableAfterPaddle:
     """A finder that has ``enable()`` called at the end of the first ``import paddle``; all else is left to the others."""
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: "Optional[Sequence[str]]" = None, target: "Optional[ModuleType]" = None) -> "Optional[ModuleSpec]":
         if name != "paddle":
             return None
         for finder in sys.meta_path:

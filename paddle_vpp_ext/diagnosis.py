@@ -16,7 +16,7 @@ A position is a dict that JSON can hold:
 import json
 import re
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Union
 
 from .executor import Pair
 
@@ -49,7 +49,7 @@ def positions_in(log: str) -> list[dict]:
 
 def _is_position(value):
     """Whether it has the form above; a log may hold anything."""
-    forms = {
+    forms: dict[str, Union[type, tuple[type, ...]]] = {
         "ranks": list,
         "rank": int,
         "step": int,
@@ -67,7 +67,7 @@ def _is_position(value):
     return all(isinstance(rank, int) for rank in ranks) and value["rank"] in ranks and (not value["number"] or bool(value["last"]))
 
 
-def text_of(instruction) -> str:
+def text_of(instruction: object) -> str:
     """An instruction of a resolved program for people: ``F0.3``, ``F0.3+B1.0`` or ``send(F3.7) receive(B4.0)``."""
     if isinstance(instruction, Pair):
         return f"{instruction.forward.action}+{instruction.backward.action}"

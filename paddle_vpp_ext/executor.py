@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional, Protocol, Union
+from typing import Any, NamedTuple, Optional, Protocol, Union, cast, final
 
 from .instruments import Instruments
 from .schedule.action import Action
@@ -66,6 +66,7 @@ class Transport(Protocol):
         """Starts one grouped exchange."""
 
 
+@final
 class Step(NamedTuple):
     """An action with the transfer that it needs, the one that it makes, and whether its chunk's gradients are final after it."""
 
@@ -75,6 +76,7 @@ class Step(NamedTuple):
     is_last_of_chunk: bool
 
 
+@final
 class Pair(NamedTuple):
     """A forward and a backward of the steady phase that run together, and the exchange after them, if any."""
 
@@ -94,7 +96,8 @@ def resolve(program: Program, rank: int, num_stages: int, num_chunks: int, start
     """
     last_part = num_stages * num_chunks - 1
     left = Counter(a.chunk for a in program if type(a) is Action and a.kind in "BW")
-    steps, count = [], 0
+    steps: list[Instruction] = []
+    count = 0
     for instruction in program:
         if type(instruction) is not Action:
             if steps and type(steps[-1]) is Pair and steps[-1].exchange is NO_EXCHANGE:
@@ -114,8 +117,9 @@ def resolve(program: Program, rank: int, num_stages: int, num_chunks: int, start
         left[chunk] -= kind in "BW"
         step = Step(instruction, needs, makes, kind in "BW" and not left[chunk])
         if kind == "B" and startup is not None and count > startup and _is_forward(steps[-1]):
-            step = Pair(steps.pop(), step, NO_EXCHANGE)
-        steps.append(step)
+            steps[-1] = Pair(cast(Step, steps[-1]), step, NO_EXCHANGE)
+        else:
+            steps.append(step)
         count += 1
     return steps
 
@@ -193,7 +197,7 @@ def _run_pair(pair, stage, mail, overlap, look):
     look.before(actions)
     made = stage.overlapped(*actions, *received, comm)
     look.after(actions, received, made)
-    if overlap:
+    if comm is not None:
         comm.start("F", made[0])
         comm.start("B", made[1])
     else:
@@ -211,7 +215,7 @@ class PairComm:
         self._needs = {"F": pair.forward.needs, "B": pair.backward.needs}
         self._makes = {"F": pair.forward.makes, "B": pair.backward.makes}
         self._exchange, self._mail = pair.exchange, mail
-        self._started = set()
+        self._started: set[str] = set()
 
     def wait(self, kind: str) -> None:
         """Returns when the forward's input (F) or the backward's gradients (B) are there."""
@@ -235,9 +239,9 @@ class Mail:
 
     def __init__(self, stage: Stage, transport: Transport, look: Instruments):
         self._stage, self._transport, self._look = stage, transport, look
-        self._made = {"F": deque(), "B": deque()}
-        self._leaving = {"F": deque(), "B": deque()}
-        self._arriving = {}
+        self._made: dict[str, deque[tuple[Transfer, Any]]] = {"F": deque(), "B": deque()}
+        self._leaving: dict[str, deque[tuple[Ticket, Transfer, Any]]] = {"F": deque(), "B": deque()}
+        self._arriving: dict[Transfer, Union[Ticket, _Arrived]] = {}
 
     def take(self, transfer: Optional[Transfer]) -> Any:
         """What ``transfer`` brought; waits for it."""
@@ -299,7 +303,7 @@ class Mail:
 class _Arrived:
     """The ticket of a transfer that has been waited for."""
 
-    def __init__(self, value) -> None:
+    def __init__(self, value: Any) -> None:
         self._value = value
 
     def wait(self):

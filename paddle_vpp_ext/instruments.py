@@ -1,7 +1,7 @@
 """The one seam at which others look on while a step runs. What they get is opaque here as it is to the executor."""
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from .schedule.action import Action
 from .schedule.dependencies import Transfer
@@ -62,6 +62,20 @@ _OUTWARD = ("after", "posted", "waited", "freed", "end_program", "end_step")
 
 class Instruments:
     """Several instruments as one: each event is one call, of nothing where nobody looks."""
+
+    begin_step: Callable[[bool], None]
+    begin_program: Callable[[bool, Sequence[Any]], None]
+    instruction: Callable[[Any], None]
+    before: Callable[[Sequence[Action]], None]
+    after: Callable[[Sequence[Action], Sequence[Any], Sequence[Any]], None]
+    posting: Callable[[Sequence[tuple[Transfer, Any]], Sequence[Transfer]], None]
+    posted: Callable[[Sequence[tuple[Transfer, Any]], Sequence[Transfer]], None]
+    waiting: Callable[[Optional[Transfer]], None]
+    waited: Callable[[Optional[Transfer]], None]
+    freeing: Callable[[Transfer], None]
+    freed: Callable[[Transfer], None]
+    end_program: Callable[[bool], None]
+    end_step: Callable[[], None]
 
     def __init__(self, instruments: Sequence[Instrument] = ()):
         for names, ordered in ((_INWARD, list(instruments)), (_OUTWARD, list(instruments)[::-1])):

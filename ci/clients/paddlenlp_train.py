@@ -20,7 +20,10 @@ class Arguments(TrainingArguments):
 
 
 class InOrder(Trainer):
-    """Takes the samples in their order, as PaddleNLP's own pretraining does; by default one process shuffles in another way than several."""
+    """Takes the samples in their order, as PaddleNLP's own pretraining does.
+
+    By default one process shuffles in another way than several.
+    """
 
     def _get_train_sampler(self):
         return paddle.io.DistributedBatchSampler(

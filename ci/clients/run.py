@@ -177,7 +177,7 @@ class Runner:
     def _folder(self, case):
         return self.folder / _slug(case)
 
-    def _run(self, name, command, environment={}):
+    def _run(self, name, command, environment=None):
         """The output of a command that does not mention paddle_vpp_ext: PADDLE_VPP_EXT=1 brings it in."""
         self.folder.mkdir(parents=True, exist_ok=True)
         log = self.folder / f"{name}.txt"
@@ -190,7 +190,7 @@ class Runner:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 cwd=self.folder,
-                env={**kept, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2", "PATH": path, "PADDLE_VPP_EXT": "1", **environment},
+                env={**kept, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "2", "PATH": path, "PADDLE_VPP_EXT": "1", **(environment or {})},
                 start_new_session=True,  # a group, for _end
             )
             try:

@@ -4,6 +4,7 @@ python -m paddle.distributed.launch --nproc_per_node 2 overlap.py
 """
 
 import time
+from typing import Any
 
 import paddle
 import paddle.nn as nn
@@ -27,12 +28,12 @@ class Exchange(paddle.autograd.PyLayer):
     """Stands for an all-to-all of experts: 5 ms on the way there, 5 ms on the way back."""
 
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx: Any, x: paddle.Tensor) -> paddle.Tensor:
         time.sleep(0.005)
         return x.clone()
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: paddle.Tensor) -> paddle.Tensor:
         time.sleep(0.005)
         return grad.clone()
 
@@ -40,16 +41,16 @@ class Exchange(paddle.autograd.PyLayer):
 class Dispatch(nn.Layer):
     is_communication = True  # runs beside the other micro-batch's computation
 
-    def forward(self, x):
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return Exchange.apply(x)
 
 
 class Expert(nn.Layer):
-    def __init__(self, width=64) -> None:
+    def __init__(self, width: int = 64) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def forward(self, x):
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return x + self.down(nn.functional.gelu(self.up(x)))
 
 

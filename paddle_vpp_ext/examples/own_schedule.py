@@ -3,7 +3,7 @@
 import paddle_vpp_ext
 
 
-def waves(p, V, m):
+def waves(p: int, V: int, m: int) -> list[list[str]]:
     """All forwards of 2p micro-batches, then all their backwards, wave after wave, alike on all ranks."""
     order = []
     for start in range(0, m, 2 * p):

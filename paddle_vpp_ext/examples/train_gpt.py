@@ -12,6 +12,8 @@ import pathlib
 import sys
 import sysconfig
 import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Callable, Optional
 
 import numpy as np
 import paddle
@@ -29,16 +31,16 @@ PIPELINE_LAYER_SEED = 1234  # a PipelineLayer seeds layer k of the whole model w
 class Embedding(nn.Layer):
     """Bytes (int64 [batch, length]) to vectors [batch, length, width], with learned positions."""
 
-    def __init__(self, width, length) -> None:
+    def __init__(self, width: int, length: int) -> None:
         super().__init__()
         self.weight = self.create_parameter([VOCABULARY, width], default_initializer=nn.initializer.Normal(0.0, 0.1))
         self.position = self.create_parameter([length, width], default_initializer=nn.initializer.Normal(0.0, 0.1))
 
-    def forward(self, tokens):
+    def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
         return F.embedding(tokens, self.weight) + self.position
 
 
-def tied_head(embedding, x):
+def tied_head(embedding: Embedding, x: paddle.Tensor) -> paddle.Tensor:
     """Logits by the embedding's own weight."""
     return paddle.matmul(x, embedding.weight, transpose_y=True)
 
@@ -46,18 +48,18 @@ def tied_head(embedding, x):
 class Block(nn.Layer):
     """Causal self-attention and an MLP, each behind a layer norm and a residual connection."""
 
-    def __init__(self, width, heads) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def forward(self, x):
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         x = x + self.attention(self.norm_1(x))
         return x + self.down(F.gelu(self.up(self.norm_2(x))))
 
-    def attention(self, x):
+    def attention(self, x: paddle.Tensor) -> paddle.Tensor:
         batch, length, width = x.shape
         qkv = self.qkv(x).reshape([batch, length, 3, self.heads, width // self.heads]).transpose([2, 0, 3, 1, 4])
         q, k, v = qkv[0], qkv[1], qkv[2]
@@ -67,12 +69,12 @@ class Block(nn.Layer):
         return self.out(mixed.transpose([0, 2, 1, 3]).reshape([batch, length, width]))
 
 
-def next_byte_loss(logits, labels):
+def next_byte_loss(logits: paddle.Tensor, labels: paddle.Tensor) -> paddle.Tensor:
     """Mean cross entropy in nats."""
     return F.cross_entropy(logits.reshape([-1, VOCABULARY]), labels.reshape([-1]))
 
 
-def layer_descs(args):
+def layer_descs(args: argparse.Namespace) -> list[LayerDesc]:
     """The whole model, layer by layer."""
     blocks = [LayerDesc(Block, args.width, args.heads) for _ in range(args.layers)]
     if args.untied:
@@ -89,22 +91,22 @@ def layer_descs(args):
 class Text:
     """Batches of random pieces of the standard library's source, the same in every process."""
 
-    def __init__(self, size=4_000_000) -> None:
+    def __init__(self, size: int = 4_000_000) -> None:
         files = sorted(pathlib.Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
         self.data = np.frombuffer(b"".join(f.read_bytes() for f in files)[:size], dtype=np.uint8).astype(np.int64)
 
-    def batch(self, step, rows, length):
+    def batch(self, step: int, rows: int, length: int) -> tuple[paddle.Tensor, paddle.Tensor]:
         """(bytes, the bytes that follow them): int64 [rows, length] each."""
         starts = np.random.RandomState(step).randint(0, len(self.data) - length - 1, rows)
         pieces = self.data[starts[:, None] + np.arange(length + 1)]
         return paddle.to_tensor(pieces[:, :-1]), paddle.to_tensor(pieces[:, 1:])
 
 
-def optimizer_for(args, parameters):
+def optimizer_for(args: argparse.Namespace, parameters: Iterable[paddle.Tensor]) -> paddle.optimizer.Optimizer:
     return paddle.optimizer.AdamW(args.learning_rate, parameters=parameters, weight_decay=0.01)
 
 
-def set_up(args):
+def set_up(args: argparse.Namespace) -> tuple[Any, Any]:
     """Fleet with the pipeline's options; returns the engine and the optimizer."""
     paddle_vpp_ext.enable()
     strategy = fleet.DistributedStrategy()
@@ -126,9 +128,10 @@ def set_up(args):
     return fleet.distributed_model(model), optimizer
 
 
-def train(args, text, engine, optimizer):
+def train(args: argparse.Namespace, text: Text, engine: Any, optimizer: Any) -> list[float]:
     """The losses of all steps, shown by the first rank as they come."""
-    rows, losses = args.acc * args.micro_batch_size, []
+    losses: list[float] = []
+    rows = args.acc * args.micro_batch_size
     show_step, end = reporter(args, engine)
     for step in range(args.steps):
         start = time.time()
@@ -138,8 +141,11 @@ def train(args, text, engine, optimizer):
     return losses
 
 
-def reporter(args, engine):
-    """(a function that shows a step's number, loss and tokens/s on the first rank, one that ends it): lines, or a tqdm bar with ``--progress``."""
+def reporter(args: argparse.Namespace, engine: Any) -> tuple[Callable[..., object], Callable[[], object]]:
+    """(a function that shows a step's number, loss and tokens/s on the first rank, one that ends it).
+
+    Lines, or a tqdm bar with ``--progress``.
+    """
     if engine.stage_id != 0:
         return lambda *step: None, lambda: None
     if args.progress:
@@ -153,14 +159,15 @@ def reporter(args, engine):
     return lambda step, loss, rate: print(f"step {step:4d}  loss {loss:.4f}  {rate:8.0f} tokens/s", flush=True), lambda: None
 
 
-def train_in_one_process(args, text):
+def train_in_one_process(args: argparse.Namespace, text: Text) -> list[float]:
     """The losses of the same model without a pipeline: micro-batch after micro-batch."""
-    layers, shared = [], None
+    layers: list[Callable] = []
+    shared = None
     for place, desc in enumerate(layer_descs(args)):
         paddle.seed(PIPELINE_LAYER_SEED + place)
         if isinstance(desc, SharedLayerDesc):
             shared = shared or desc.build_layer()
-            layers.append(shared if desc.forward_func is None else lambda x, f=desc.forward_func: f(shared, x))
+            layers.append(shared if desc.forward_func is None else lambda x, f=desc.forward_func, shared=shared: f(shared, x))
         else:
             layers.append(desc.build_layer())
     optimizer = optimizer_for(args, nn.LayerList([x for x in layers if isinstance(x, nn.Layer)]).parameters())
@@ -182,7 +189,7 @@ def train_in_one_process(args, text):
     return losses
 
 
-def check(args, losses, expected) -> bool:
+def check(args: argparse.Namespace, losses: Sequence[float], expected: Sequence[float]) -> bool:
     """True if the losses are equal: to the last bit untied, within 1e-5 with the tied head, whose gradient is added up in another order."""
     tolerance = 0.0 if args.untied else 1e-5
     for step, (ours, theirs) in enumerate(zip(losses, expected)):
@@ -193,7 +200,7 @@ def check(args, losses, expected) -> bool:
     return True
 
 
-def show(args, engine, text, optimizer) -> None:
+def show(args: argparse.Namespace, engine: Any, text: Text, optimizer: Any) -> None:
     """Records one more step; prints its idle share beside the plan's, and draws both."""
     with engine.recording() as blocks:
         engine.train_batch(text.batch(args.steps, args.acc * args.micro_batch_size, args.length), optimizer)
@@ -223,7 +230,7 @@ def show(args, engine, text, optimizer) -> None:
         print(f"no picture: {error}")
 
 
-def main(argv=None) -> int:
+def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--pp", type=int, default=4, help="pipeline stages (4)")
     parser.add_argument("--vpp", type=int, default=2, help="chunks per stage (2)")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ..schedule.costs import UNIT, Costs
 from ..schedule.fthenb import forward_only as evaluation
@@ -10,13 +11,15 @@ from ..schedule.plan import Plan, check_size, no_garbage_collection, plan_orders
 from ..schedule.verify import ScheduleError
 from .registry import SCHEDULES, group_sizes
 
+NO_OPTIONS: Mapping[str, Any] = {}
+
 
 def make_plan(
     schedule: str,
     num_stages: int,
     num_chunks: int,
     accumulate_steps: int,
-    options: Mapping[str, object] = (),
+    options: Mapping[str, Any] = NO_OPTIONS,
     blocking: bool = False,
     forward_only: bool = False,
     costs: Costs = UNIT,
@@ -37,7 +40,7 @@ def make_plan(
     check_size(num_stages, num_chunks, accumulate_steps)
     options, entry = dict(options), SCHEDULES[schedule]
     with no_garbage_collection():
-        groups = (accumulate_steps,)
+        groups: tuple[int, ...] = (accumulate_steps,)
         if "groups" in entry.keys:
             groups = group_sizes(num_stages, accumulate_steps, options.get("groups", entry.groups))
         if entry.by_costs and forward_only:  # there is no backward to be clever about

@@ -6,27 +6,43 @@ the orders of all ranks, and one entry here.
 
 import re
 from collections.abc import Sequence
-from typing import Callable, NamedTuple, Optional, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 from ..schedule.action import Action, Order
-from ..schedule.costs import UNIT
+from ..schedule.costs import UNIT, Costs
 from ..schedule.fthenb import fthenb
 from ..schedule.grouping import GROUPINGS, check_groups
 from ..schedule.interleave import interleaved, startup_forwards
 from ..schedule.verify import ScheduleError
-from ..search.memory import read_memory
+from ..search.memory import Memory, read_memory
 from ..search.search import search
 from ..search.zero_bubble import zero_bubble
 from .values import read_cap, read_costs, read_groups, read_path, read_slope, read_steps, read_switch
 
+Groups = Union[str, Sequence[int]]  # a name of GROUPINGS, or sizes
 
-def vpp(num_stages, num_chunks, accumulate_steps, groups="first", slope=None, overlap=False) -> list[Order]:
+
+def vpp(
+    num_stages: int,
+    num_chunks: int,
+    accumulate_steps: int,
+    groups: Groups = "first",
+    slope: Optional[int] = None,
+    overlap: bool = False,
+) -> list[Order]:
     """Interleaved 1F1B; with one chunk it is 1F1B. ``groups``: a name of GROUPINGS or sizes."""
     sizes = group_sizes(num_stages, accumulate_steps, groups)
     return interleaved(num_stages, num_chunks, sizes, slope, overlap)
 
 
-def vpp_startups(num_stages, num_chunks, accumulate_steps, groups="first", slope=None, overlap=False) -> Optional[list[int]]:
+def vpp_startups(
+    num_stages: int,
+    num_chunks: int,
+    accumulate_steps: int,
+    groups: Groups = "first",
+    slope: Optional[int] = None,
+    overlap: bool = False,
+) -> Optional[list[int]]:
     """Each rank's forwards before its first pair of a forward and a backward that run together; None without ``overlap``."""
     if not overlap:
         return None
@@ -38,13 +54,30 @@ def vpp_startups(num_stages, num_chunks, accumulate_steps, groups="first", slope
     return [startup_forwards(rank, num_stages, num_chunks, sizes, slope, overlap) for rank in range(num_stages)]
 
 
-def zbvpp(num_stages, num_chunks, accumulate_steps, groups="even", cap=None, costs=UNIT, blocking=False) -> list[Order]:
+def zbvpp(
+    num_stages: int,
+    num_chunks: int,
+    accumulate_steps: int,
+    groups: Groups = "even",
+    cap: Optional[float] = None,
+    costs: Costs = UNIT,
+    blocking: bool = False,
+) -> list[Order]:
     """VPP with split backwards and no bubble but the first; ``cap``: micro-batches' activations that a rank may hold."""
     sizes = group_sizes(num_stages, accumulate_steps, groups)
     return zero_bubble(num_stages, num_chunks, accumulate_steps, sizes, cap, costs)
 
 
-def auto(num_stages, num_chunks, accumulate_steps, memory=None, costs=UNIT, blocking=False, profile=None, save=None) -> list[Order]:
+def auto(
+    num_stages: int,
+    num_chunks: int,
+    accumulate_steps: int,
+    memory: Optional[Memory] = None,
+    costs: Costs = UNIT,
+    blocking: bool = False,
+    profile: Optional[int] = None,
+    save: Optional[str] = None,
+) -> list[Order]:
     """The fastest orders that ``search`` finds; with ``profile`` those with which costs are measured first."""
     if save and not profile:
         raise ValueError(f"save={save} is where measured costs go: it needs profile=, the number of steps to measure")
@@ -55,18 +88,27 @@ def auto(num_stages, num_chunks, accumulate_steps, memory=None, costs=UNIT, bloc
     return vpp(num_stages, num_chunks, accumulate_steps, groups="even")
 
 
-def auto_note(num_stages, num_chunks, accumulate_steps, memory=None, costs=UNIT, blocking=False, profile=None, save=None) -> str:
+def auto_note(
+    num_stages: int,
+    num_chunks: int,
+    accumulate_steps: int,
+    memory: Optional[Memory] = None,
+    costs: Costs = UNIT,
+    blocking: bool = False,
+    profile: Optional[int] = None,
+    save: Optional[str] = None,
+) -> str:
     """What ``auto`` chose and what it expects (the search is done once)."""
     if profile:
         return f"VPP:groups=even until {profile} training steps are measured"
     return str(search(num_stages, num_chunks, accumulate_steps, costs, memory, blocking))
 
 
-def no_startups(*args, **options) -> None:
+def no_startups(*args: object, **options: object) -> None:
     """Of a schedule in which no forward runs together with a backward."""
 
 
-def group_sizes(num_stages, accumulate_steps, groups="first"):
+def group_sizes(num_stages: int, accumulate_steps: int, groups: Groups = "first") -> tuple[int, ...]:
     """The sizes that ``groups`` means; ValueError for an unknown name, or sizes that do not add up to accumulate_steps."""
     if isinstance(groups, str):
         if groups not in GROUPINGS:
@@ -79,7 +121,8 @@ class Schedule(NamedTuple):
     """``orders`` makes the orders; ``keys`` are its options and how their text is read; ``startups`` as vpp_startups.
 
     ``by_costs``: ``orders`` also takes ``costs`` and ``blocking``, and what it makes depends on them. ``groups``: the
-    grouping where the option is not given. ``note``, called like ``orders``, says in a sentence why these. ``splits``: a backward may be split into I and W.
+    grouping where the option is not given. ``note``, called like ``orders``, says in a sentence why these.
+    ``splits``: a backward may be split into I and W.
     """
 
     orders: Callable[..., list[Order]]
@@ -124,7 +167,9 @@ def register_schedule(name: str, function: Callable[[int, int, int], Sequence[Un
     SCHEDULES[name] = Schedule(lambda p, num_chunks, m: _orders_from(name, function, p, num_chunks, m), {})
 
 
-def _orders_from(name, function, num_stages, num_chunks, accumulate_steps) -> list[Order]:
+def _orders_from(
+    name: str, function: Callable[[int, int, int], Sequence[Any]], num_stages: int, num_chunks: int, accumulate_steps: int
+) -> list[Order]:
     """What a user's function gives, as orders; ScheduleError if it is none."""
     call = f"schedule {name}, called with p={num_stages}, V={num_chunks}, m={accumulate_steps},"
     try:
@@ -136,7 +181,7 @@ def _orders_from(name, function, num_stages, num_chunks, accumulate_steps) -> li
     return [[_action(call, rank, at, action) for at, action in enumerate(order)] for rank, order in enumerate(given)]
 
 
-def _action(call, rank, at, given) -> Action:
+def _action(call: str, rank: int, at: int, given: Any) -> Action:
     try:
         # Through the text form in any case, so that a tuple of the wrong things is refused, too.
         return Action.parse(given if isinstance(given, str) else str(Action(*given)))

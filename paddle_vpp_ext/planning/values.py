@@ -1,12 +1,13 @@
 """How the text of an option's value is read. Each reader raises a ValueError that says what would do."""
 
 import re
+from typing import Union
 
 from ..schedule.costs import Costs
 from ..schedule.grouping import GROUPINGS
 
 
-def read_groups(text: str):
+def read_groups(text: str) -> Union[str, tuple[int, ...]]:
     """``first``, ``even``, or sizes as in ``7+4``."""
     if text in GROUPINGS:
         return text

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 KINDS = "FBIW"
 
 _TEXT = re.compile(r"([FBIW])(\d+)\.(\d+)\Z", re.ASCII)
 
 
+@final
 class Action(NamedTuple):
     """One computation: forward (F), backward (B), or a backward's two parts (I then W).
 

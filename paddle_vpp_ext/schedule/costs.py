@@ -29,7 +29,7 @@ class Costs:
     residue: PerPart = 0.0
     message: PerPart = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for field in fields(self):  # tuples, so that costs can be a key
             value = getattr(self, field.name)
             if field.name != "hop" and hasattr(value, "__len__") and not isinstance(value, str):
@@ -64,11 +64,11 @@ class Costs:
             json.dump(asdict(self), file, indent=2)
             file.write("\n")
 
-    def bytes_table(self, num_parts: int):
+    def bytes_table(self, num_parts: int) -> dict[str, list[float]]:
         """``{field: [bytes of part 0, ...]}`` for activation, residue and message; ValueError as of ``table``."""
         return {name: self._per_part(name, num_parts) for name in ("activation", "residue", "message")}
 
-    def table(self, num_parts: int):
+    def table(self, num_parts: int) -> dict[str, list[float]]:
         """``{kind: [time of part 0, ...]}``; ValueError for a sequence of another length, or a negative or infinite time."""
         forward, input_grad, weight_grad = (self._per_part(name, num_parts) for name in ("forward", "input_grad", "weight_grad"))
         if not 0 <= self.hop < float("inf"):

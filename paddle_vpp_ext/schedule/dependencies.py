@@ -1,7 +1,7 @@
 """What the actions of given orders need from, and make for, other ranks."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Union
+from typing import NamedTuple, Union, final
 
 from .action import Action, Order
 
@@ -28,6 +28,7 @@ class Transfer(NamedTuple):
         return self.part + 1 if self.kind == "F" else self.part - 1
 
 
+@final
 class Exchange(NamedTuple):
     """The transfers that a rank does at one point, as one grouped call."""
 

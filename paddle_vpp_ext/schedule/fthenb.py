@@ -1,5 +1,7 @@
 """FthenB: all forwards, then all backwards."""
 
+from collections.abc import Sequence
+
 from .action import Order
 from .interleave import backward_sequence, forward_sequence
 
@@ -16,6 +18,6 @@ def fthenb(num_stages: int, num_chunks: int, accumulate_steps: int) -> list[Orde
     return [list(order) for _ in range(num_stages)]
 
 
-def forward_only(num_stages: int, num_chunks: int, groups) -> list[Order]:
+def forward_only(num_stages: int, num_chunks: int, groups: Sequence[int]) -> list[Order]:
     """Orders of an evaluation: the forward sequence alone."""
     return [forward_sequence(num_chunks, groups) for _ in range(num_stages)]

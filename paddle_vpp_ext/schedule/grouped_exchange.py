@@ -6,8 +6,8 @@ whatever they carry. A rank leaves an exchange when all of it is done.
 """
 
 from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
 
 from .action import Action
 from .dependencies import Program, Transfer
@@ -27,14 +27,14 @@ class Outcome(NamedTuple):
     mismatch: Optional[tuple[int, Transfer, Transfer]] = None
 
 
-def step_together(programs: Sequence[Program], durations, hop: float = 0.0) -> Outcome:
+def step_together(programs: Sequence[Program], durations: Mapping[str, Sequence[float]], hop: float = 0.0) -> Outcome:
     """Runs until nobody can go on. ``durations``: {kind: [time of part 0, ...]}."""
     p = len(programs)
     clock, position = [0.0] * p, [0] * p
-    spans = [[] for _ in range(p)]
-    sent = [[] for _ in range(p * p)]  # per ordered pair sender*p + receiver: (when posted, transfer)
-    received = [[] for _ in range(p * p)]
-    posted = [None] * p  # the ends of a rank's posted exchange: (its transfer, the peer's list, index in it)
+    spans: list[list[tuple[float, float]]] = [[] for _ in range(p)]
+    sent: list[list[tuple[float, Transfer]]] = [[] for _ in range(p * p)]  # per ordered pair sender*p + receiver: (when posted, transfer)
+    received: list[list[tuple[float, Transfer]]] = [[] for _ in range(p * p)]
+    posted: list[Any] = [None] * p  # the ends of a rank's posted exchange: (its transfer, the peer's list, index in it)
     todo, queued = deque(range(p)), [True] * p
 
     def post(rank, exchange, now):

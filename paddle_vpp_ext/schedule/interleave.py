@@ -1,6 +1,6 @@
 """1F1B and interleaved 1F1B (virtual pipeline, VPP) orders."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Optional
 
 from .action import Action, Order
@@ -22,8 +22,9 @@ def backward_sequence(num_chunks: int, groups: Sequence[int], kind: str = "B") -
     return _sequence(kind, range(num_chunks - 1, -1, -1), groups)
 
 
-def _sequence(kind, chunks, groups) -> Order:
-    sequence, start = [], 0
+def _sequence(kind: str, chunks: Iterable[int], groups: Sequence[int]) -> Order:
+    sequence: Order = []
+    start = 0
     for size in groups:
         sequence += [Action(kind, c, i) for c in chunks for i in range(start, start + size)]
         start += size

@@ -12,7 +12,7 @@ from .action import Order, format_order
 from .costs import UNIT, Costs
 from .dependencies import Dependencies, Program
 from .simulate import Simulation, Stuck, simulate, time_orders
-from .transfers import BLOCKING_PLACEMENTS, OVERLAPPED_PAIRS, OVERLAPPED_PLACEMENT, Events, place, programs_of
+from .transfers import BLOCKING_PLACEMENTS, OVERLAPPED_PAIRS, OVERLAPPED_PLACEMENT, Events, Placement, place, programs_of
 from .verify import ScheduleError, explain_stuck, verify_orders, verify_programs
 
 # A placement this near to the ideal is taken without trying the others.
@@ -28,8 +28,8 @@ class Plan:
 
     ``orders[r]`` are rank r's actions, ``programs[r]`` the same with its exchanges placed for a
     transport whose exchanges block (``blocking``) or run beside the actions. With ``startups``, each
-    rank's forwards before the steady phase, the pairs of that phase run together. ``note`` says why these orders. Made by ``plan_orders``, which
-    verifies it.
+    rank's forwards before the steady phase, the pairs of that phase run together. ``note`` says why
+    these orders. Made by ``plan_orders``, which verifies it.
     """
 
     schedule: str
@@ -41,13 +41,14 @@ class Plan:
     orders: list[Order] = field(repr=False)
     programs: list[Program] = field(repr=False)
     placement: str = ""
-    events: Events = field(repr=False, default=None)
-    startups: Optional[list[int]] = None
+    events: Optional[Events] = field(repr=False, default=None)
+    startups: Optional[Sequence[int]] = None
     note: str = ""
 
     @cached_property
     def serial_programs(self) -> list[Program]:
         """The programs with one transfer per exchange, for a step whose messages carry headers."""
+        assert self.events is not None  # plan_orders gives them
         return programs_of(self._dependencies(), self.events, merge=False)
 
     @cached_property
@@ -114,6 +115,7 @@ def check_size(num_stages: int, num_chunks: int, accumulate_steps: int) -> None:
 
 
 def _fastest(dependencies, ideal, blocking, costs, startups):
+    placements: Sequence[Placement]
     if startups:
         placements = [p for p in (BLOCKING_PLACEMENTS if blocking else (OVERLAPPED_PAIRS,)) if p.pairs]
     else:

@@ -31,12 +31,12 @@ class Timing(NamedTuple):
 class Stuck(ValueError):
     """Orders that wait for each other; ``positions[r]`` is the action that rank r cannot start."""
 
-    def __init__(self, positions) -> None:
+    def __init__(self, positions: Sequence[int]) -> None:
         super().__init__(f"the orders wait for each other at positions {positions}")
         self.positions = positions
 
 
-def time_orders(dependencies: Dependencies, costs: Costs = UNIT, bounds: Optional[list[list[int]]] = None) -> Timing:
+def time_orders(dependencies: Dependencies, costs: Costs = UNIT, bounds: Optional[Sequence[Sequence[int]]] = None) -> Timing:
     """Each action as early as its order allows, when transfers never block: they take ``costs.hop``, no rank waits to send.
 
     ``bounds[r]`` cuts rank r's order into units (ends of the units, as indices): a unit starts
@@ -44,9 +44,11 @@ def time_orders(dependencies: Dependencies, costs: Costs = UNIT, bounds: Optiona
     """
     p = dependencies.num_stages
     durations, hop = costs.table(dependencies.num_parts), costs.hop
-    made, sequence = [None] * dependencies.size, [0] * dependencies.size
-    waiting = [None] * dependencies.size  # the rank that waits for a transfer
-    starts, ends = [[] for _ in range(p)], [[] for _ in range(p)]
+    made: list[Optional[float]] = [None] * dependencies.size
+    sequence = [0] * dependencies.size
+    waiting: list[Optional[int]] = [None] * dependencies.size  # the rank that waits for a transfer
+    starts: list[list[float]] = [[] for _ in range(p)]
+    ends: list[list[float]] = [[] for _ in range(p)]
     if bounds is None:
         bounds = [range(1, len(order) + 1) for order in dependencies.orders]
     unit, clock, count = [0] * p, [0.0] * p, 0
@@ -79,8 +81,9 @@ def time_orders(dependencies: Dependencies, costs: Costs = UNIT, bounds: Optiona
                     made[make] = now
                     count += 1
                     sequence[make] = count
-                    if waiting[make] is not None:
-                        todo.append(waiting[make])
+                    waiter = waiting[make]
+                    if waiter is not None:
+                        todo.append(waiter)
             begin = cut
             unit[rank] += 1
         clock[rank] = now

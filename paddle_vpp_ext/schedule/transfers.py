@@ -18,8 +18,8 @@ import numpy as np
 
 from .action import Order
 from .costs import UNIT, Costs
-from .dependencies import NOTHING, Dependencies, Exchange, Program
-from .simulate import Timing, time_orders
+from .dependencies import NOTHING, Dependencies, Exchange, Program, Transfer
+from .simulate import time_orders
 
 
 class Placement(NamedTuple):
@@ -70,7 +70,10 @@ class Events(NamedTuple):
 
 
 def place(dependencies: Dependencies, placement: Placement, costs: Costs = UNIT, startups: Optional[Sequence[int]] = None) -> Events:
-    """The global order of events under ``placement``, with pairs from each rank's ``startups`` on. Raises Stuck if units wait for each other."""
+    """The global order of events under ``placement``, with pairs from each rank's ``startups`` on.
+
+    Raises Stuck if units wait for each other.
+    """
     startups = startups or [0] * dependencies.num_stages
     if placement.pairs:
         bounds = [steady_pairs(order, startup) for order, startup in zip(dependencies.orders, startups)]
@@ -99,7 +102,7 @@ def place(dependencies: Dependencies, placement: Placement, costs: Costs = UNIT,
     slack = 1e-9 * max(timing.makespan, 1e-300)
     for rank in range(dependencies.num_stages):
         unit_ends = timing.end[rank][cuts[rank][1:] - 1]
-        ended = lambda times: cuts[rank][np.searchsorted(unit_ends, times + slack, side="right")]
+        ended = lambda times, rank=rank, unit_ends=unit_ends: cuts[rank][np.searchsorted(unit_ends, times + slack, side="right")]
         mine = made_by == rank
         sender_at[mine] = ended(at[mine])
         mine = needed_by == rank
@@ -138,7 +141,7 @@ def _find(numbers, size, wanted):
     return ranks[wanted], indices[wanted]
 
 
-def _free_times(timing: Timing, cuts, rank, ahead):
+def _free_times(timing, cuts, rank, ahead):
     """For each unit of a rank, when the unit ``ahead`` before the one before it ended."""
     ends = np.concatenate(([0.0], timing.end[rank][cuts[1:] - 1]))[:-1]
     return np.concatenate((np.zeros(ahead), ends))[: len(ends)]
@@ -155,12 +158,14 @@ def programs_of(dependencies: Dependencies, events: Events, merge: bool = True) 
 
 
 def _program(dependencies, events, transfers, rank, merge):
-    order, program, done = dependencies.orders[rank], [], 0
+    program: Program = []
+    order, done = dependencies.orders[rank], 0
     mine = np.nonzero((events.sender == rank) | (events.receiver == rank))[0]
     is_send = events.sender[mine] == rank
     before = np.where(is_send, events.sender_at[mine], events.receiver_at[mine])
     before = np.maximum.accumulate(before) if len(before) else before
-    sends, receives = [], []
+    sends: list[Transfer] = []
+    receives: list[Transfer] = []
 
     def close():
         if sends or receives:

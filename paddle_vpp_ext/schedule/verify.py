@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Optional
 
 from .action import Action, Order
-from .dependencies import NOTHING, Dependencies, Exchange, Program
+from .dependencies import NOTHING, Dependencies, Exchange, Program, Transfer
 from .grouped_exchange import step_together
 from .simulate import Stuck
 
@@ -77,8 +77,10 @@ def verify_programs(dependencies: Dependencies, programs: Sequence[Program]) -> 
         _fail(programs, rank, outcome.position[rank], f"deadlock: it waits for rank {peer} to join {transfer}", outcome.position)
 
 
-def _verify_buffers(dependencies: Dependencies, programs, rank):
-    queues, there, j = {"F": deque(), "B": deque()}, set(), 0
+def _verify_buffers(dependencies: Dependencies, programs: Sequence[Program], rank: int) -> None:
+    queues: dict[str, deque[Transfer]] = {"F": deque(), "B": deque()}
+    there: set[Transfer] = set()
+    j = 0
     for at, instruction in enumerate(programs[rank]):
         if type(instruction) is Exchange:
             for transfer in instruction.sends:
@@ -115,7 +117,7 @@ def _fail(sequences, rank, at, reason, positions=None):
     )
 
 
-def draw_around(sequences: Sequence[Sequence], positions: list[int], marked: Optional[int] = None, width: int = 3) -> str:
+def draw_around(sequences: Sequence[Sequence], positions: Sequence[int], marked: Optional[int] = None, width: int = 3) -> str:
     """The instructions of all ranks (of the nearest 16) around their positions, those in [brackets], ``marked`` in >signs<."""
     ranks = range(len(sequences))
     if marked is not None and len(sequences) > 16:

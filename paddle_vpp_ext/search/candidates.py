@@ -1,6 +1,6 @@
 """The orders that the search tries: recipes of a few numbers each, varied one number at a time."""
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Union
 
 from ..schedule.grouping import first
 from .problem import INFINITE, NumberedOrders, SearchProblem
@@ -8,6 +8,7 @@ from .zero_bubble import ahead_of, list_schedule, smallest_capacities, try_patte
 
 FREE = INFINITE  # slope of an order whose startup is bounded by room alone
 PATTERN = -1.0  # patience of an order in a fixed rhythm
+Grouping = Union[str, int]  # ``first``, or the least size of a group
 
 
 class Recipe(NamedTuple):
@@ -17,7 +18,7 @@ class Recipe(NamedTuple):
     as in ``steady_pattern``. ``patience``: of the list schedule, or PATTERN. ``split``: I and W, or whole backwards.
     """
 
-    groups: object
+    groups: Grouping
     slope: float
     extra: int
     patience: float
@@ -31,22 +32,22 @@ class Recipe(NamedTuple):
         return f"{kind}, {how}, groups {groups}, slope {startup}"
 
 
-def sizes_of(groups, num_stages: int, accumulate_steps: int) -> tuple[int, ...]:
+def sizes_of(groups: Grouping, num_stages: int, accumulate_steps: int) -> tuple[int, ...]:
     """The sizes of a recipe's groups: ``first``, or as many groups as have at least that size, larger first."""
-    if groups == "first":
+    if isinstance(groups, str):
         return first(num_stages, accumulate_steps)
     count = max(1, accumulate_steps // groups)
     size, larger = divmod(accumulate_steps, count)
     return (size + 1,) * larger + (size,) * (count - larger)
 
 
-def groupings(num_stages: int, accumulate_steps: int) -> list[object]:
+def groupings(num_stages: int, accumulate_steps: int) -> list[Grouping]:
     """Groupings that make sense, the most usual first: p and more keep the pipeline full, fewer hold less."""
     p, m = num_stages, accumulate_steps
-    wanted = [p, "first", p + 1, 2 * p, p - 1, p // 2, p + p // 2, 1, 2, m, p // 4, 4 * p, 3, *range(4, min(m, 24))]
-    seen: dict[tuple[int, ...], object] = {}
+    wanted: list[Grouping] = [p, "first", p + 1, 2 * p, p - 1, p // 2, p + p // 2, 1, 2, m, p // 4, 4 * p, 3, *range(4, min(m, 24))]
+    seen: dict[tuple[int, ...], Grouping] = {}
     for groups in wanted:
-        if groups == "first" or 1 <= groups <= max(p, m):
+        if isinstance(groups, str) or 1 <= groups <= max(p, m):
             seen.setdefault(sizes_of(groups, p, m), groups)
     return list(seen.values())
 
@@ -60,9 +61,9 @@ class CandidatePool:
         self.best: list[tuple[float, int, Recipe, NumberedOrders]] = []
         some = next(iter(problems.values()))
         self.num_stages, self.accumulate_steps = some.num_stages, some.accumulate_steps
-        self._fits = {}
+        self._fits: dict[Grouping, bool] = {}
 
-    def fits(self, groups) -> bool:
+    def fits(self, groups: Grouping) -> bool:
         """Whether every rank has the room that these groups need at the least."""
         if groups not in self._fits:
             problem = next(iter(self.problems.values()))
@@ -70,7 +71,8 @@ class CandidatePool:
             self._fits[groups] = all(a <= b for a, b in zip(least, problem.capacity.limit))
         return self._fits[groups]
 
-    def sizes(self, groups):
+    def sizes(self, groups: Grouping) -> tuple[int, ...]:
+        """``sizes_of`` for this pipeline."""
         return sizes_of(groups, self.num_stages, self.accumulate_steps)
 
     def make(self, recipe: Recipe, keep: int = 12) -> float:
@@ -89,7 +91,7 @@ class CandidatePool:
             del self.best[keep:]
         return makespan
 
-    def _make(self, problem, recipe) -> Optional[tuple[float, NumberedOrders]]:
+    def _make(self, problem: SearchProblem, recipe: Recipe) -> Optional[tuple[float, NumberedOrders]]:
         groups = self.sizes(recipe.groups)
         if recipe.patience == PATTERN:
             return None if recipe.slope == FREE else try_pattern(problem, groups, recipe.slope, recipe.extra)

@@ -24,7 +24,8 @@ def free_schedule(problem: SearchProblem, handicap: Sequence[Sequence[float]]) -
     there = [[[INFINITE] * (m + 1) for _ in range(n)] for _ in range(2)]  # when the input of F, and of I or B, is there
     there[0][0][:m] = [0.0] * m
     done = [[0] * n for _ in range(3)]  # how many of each kind a part has begun
-    clock, held, orders = [0.0] * p, [0] * p, [[] for _ in range(p)]
+    clock, held = [0.0] * p, [0] * p
+    orders: NumberedOrders = [[] for _ in range(p)]
     is_safe = _bankers_rule(problem, held, done)
 
     def choose(rank):
@@ -94,7 +95,7 @@ def _bankers_rule(problem, held, done):
     return is_safe
 
 
-def random_handicaps(problem: SearchProblem, seed: int):
+def random_handicaps(problem: SearchProblem, seed: int) -> list[list[float]]:
     """Handicaps of the ``seed``-th try: alike on all ranks or each its own, from slight to twice an action's time."""
     rnd = random.Random(seed)
     n, p = problem.num_parts, problem.num_stages

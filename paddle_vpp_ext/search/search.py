@@ -71,7 +71,7 @@ def search(
 
 
 @lru_cache(maxsize=8)
-def _search(p, v, m, costs, memory, blocking, split, effort) -> Found:
+def _search(p: int, v: int, m: int, costs: Costs, memory: Optional[Memory], blocking: bool, split: bool, effort: float) -> Found:
     whole = SearchProblem(p, v, m, costs, split=False)
     first = CandidatePool({False: whole}, whole.num_actions)
     first.make(Recipe("first", 1 if v == 1 else 2, 0, PATTERN, False))
@@ -92,6 +92,7 @@ def _search(p, v, m, costs, memory, blocking, split, effort) -> Found:
             best = found
         if best[0] <= bound * (1 + 1e-9):
             break
+    assert best is not None  # there is one limit at least
     makespan, how, problem, numbers = best
     orders = problem.actions(numbers)
     return Found(orders, how, makespan, min(bound, makespan), reference, max(map(peak_activations, orders)) / v)

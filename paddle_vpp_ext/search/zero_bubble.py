@@ -47,10 +47,13 @@ def smallest_capacities(problem: SearchProblem, groups: Sequence[int]) -> list[f
     """
     seqs, p = sequences(problem.num_chunks, groups), problem.num_stages
     needed = {i: k + 1 for k, (c, i) in enumerate(seqs.forward) if c == problem.num_chunks - 1}
-    capacities = []
+    capacities: list[float] = []
     for rank in range(p):
         size = problem.capacity.size[rank::p]
-        taken, freed, most, done = 0, 0, 0, 0
+        taken: float = 0
+        freed: float = 0
+        most: float = 0
+        done = 0
         for chunk, i in seqs.backward:
             while done < needed[i]:
                 taken += size[seqs.forward[done][0]]
@@ -82,7 +85,8 @@ def list_schedule(
     gradients = [[INFINITE] * (count + 1) for _ in range(p)]
     activations[0][:-1] = [INFINITE if c else 0.0 for c, _ in forward]
     forwards, inputs, weights = [0] * p, [0] * p, [0] * p  # how many of each a rank has begun
-    clock, held, orders = [0.0] * p, [0] * p, [[] for _ in range(p)]
+    clock, held = [0.0] * p, [0] * p
+    orders: NumberedOrders = [[] for _ in range(p)]
 
     def choose(rank):
         now, k = clock[rank], forwards[rank]
@@ -140,7 +144,7 @@ def steady_pattern(problem: SearchProblem, groups: Sequence[int], slope: float =
     orders = []
     for rank in range(p):
         size, limit = problem.capacity.size[rank::p], problem.capacity.limit[rank]
-        place = lambda kind, entry: (kind * n + entry[0] * p + rank) * m + entry[1]
+        place = lambda kind, entry, rank=rank: (kind * n + entry[0] * p + rank) * m + entry[1]
         startup = min(count, int(slope * (p - 1 - rank)) + (problem.num_chunks - 1) * groups[0] + extra)
         order = [place(0, entry) for entry in seqs.forward[:startup]]
         held, weights = sum(size[chunk] for chunk, _ in seqs.forward[:startup]), 0
@@ -184,6 +188,7 @@ def fastest(problem: SearchProblem, groups: Sequence[int], budget: int) -> tuple
             best = found
         if best and (best[0] <= bound or left < problem.num_actions):
             break
+    assert best is not None  # the room is large enough
     return best
 
 

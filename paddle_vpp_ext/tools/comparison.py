@@ -6,6 +6,7 @@ from ..planning.options import parse_schedule
 from ..planning.planner import make_plan
 from ..planning.registry import SCHEDULES, VARIANTS
 from ..planning.select import select
+from ..schedule.action import Order
 from ..schedule.costs import Costs
 
 
@@ -27,7 +28,8 @@ def compare(num_stages: int, num_chunks: int, accumulate_steps: int, costs: Cost
         chosen = make_plan(select(num_stages, num_chunks, accumulate_steps), num_stages, num_chunks, accumulate_steps).orders
     except ValueError:
         chosen = None
-    rows, orders = [], []
+    rows: list[Row] = []
+    orders: list[Optional[list[Order]]] = []
     for text in (text for name in SCHEDULES for text in VARIANTS.get(name, [name])):
         choice = parse_schedule(text)
         try:
@@ -37,7 +39,9 @@ def compare(num_stages: int, num_chunks: int, accumulate_steps: int, costs: Cost
             orders.append(None)
             continue
         if plan.orders in orders:
-            rows[orders.index(plan.orders)].same.append(text)
+            same = rows[orders.index(plan.orders)].same
+            assert same is not None  # it has a plan
+            same.append(text)
             continue
         total = plan.simulate(costs)
         idle = sum(total.idle_share) / num_stages

@@ -8,8 +8,10 @@ types is read alike. Empty cells, empty lines and lines that start with # say no
 """
 
 import csv
+import os
 import re
 from collections.abc import Sequence
+from typing import Union
 
 from ..schedule.action import Action, Order
 
@@ -20,13 +22,13 @@ class OrderFileError(ValueError):
     """A file that has no orders, or none that can be read; the text names line and rank."""
 
 
-def save(path, orders: Sequence[Order]) -> None:
+def save(path: Union[str, os.PathLike], orders: Sequence[Order]) -> None:
     """Writes orders as CSV. OSError if ``path`` cannot be written."""
     with open(path, "w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([f"rank {rank}", *order] for rank, order in enumerate(orders))
 
 
-def load(path) -> list[Order]:
+def load(path: Union[str, os.PathLike]) -> list[Order]:
     """The orders of all ranks. OSError or OrderFileError."""
     try:
         with open(path, encoding="utf-8-sig") as file:
@@ -37,7 +39,7 @@ def load(path) -> list[Order]:
 
 def parse(text: str) -> list[Order]:
     """The orders that a text of lines holds; ranks in the order of the lines, or as ``rank N`` says."""
-    orders = {}
+    orders: dict[int, Order] = {}
     for number, line in enumerate(text.splitlines(), 1):
         line = line.replace('"', " ").strip(" \t,;")
         if not line or line.startswith("#"):

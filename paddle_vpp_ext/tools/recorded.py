@@ -1,9 +1,10 @@
 """Recorded runs: the files of all ranks read, their clocks aligned, and where the time went."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Union
 
 from ..schedule.action import Action
 from ..schedule.costs import Costs
@@ -43,7 +44,7 @@ class Run(NamedTuple):
     clock_error: float
 
 
-def load(folder, rank: Optional[int] = None) -> tuple[Run, int]:
+def load(folder: Union[str, os.PathLike], rank: Optional[int] = None) -> tuple[Run, int]:
     """(the newest run in a folder, how many others there are); with ``rank`` of those in which this process was.
 
     RecordingError; OSError if a file cannot be read.
@@ -108,12 +109,13 @@ def planned(run: Run, step: Sequence[RankStep]) -> Timeline:
     blocks, p = timeline_of(step), len(step)
     orders = [[block.action for block in rank.blocks] for rank in step]
     chunks = max(num_chunks(blocks), run.head["num_chunks"])
-    times = {}
+    times: dict[tuple[str, int], list[float]] = {}
     for block in blocks:
         times.setdefault((block.kind, block.chunk * p + block.rank), []).append(block.end - block.start)
     mean = {key: sum(values) / len(values) for key, values in times.items()}
     part = lambda kind, s: mean.get((kind, s), mean.get(("B", s), 0.0) / 2)
-    costs = Costs(*([part(kind, s) for s in range(p * chunks)] for kind in "FIW"))
+    forward, input_grad, weight_grad = ([part(kind, s) for s in range(p * chunks)] for kind in "FIW")
+    costs = Costs(forward, input_grad, weight_grad)
     plan = plan_orders(orders, chunks, step[0].accumulate_steps, forward_only=not step[0].training, costs=costs)
     return from_plan(plan, costs)
 
@@ -142,7 +144,7 @@ def accounts(steps: Sequence[Sequence[RankStep]]) -> list[Account]:
 
 
 def _sum(parts):
-    waiting = {}
+    waiting: dict[int, float] = {}
     for part in parts:
         for peer, seconds in part.waiting.items():
             waiting[peer] = waiting.get(peer, 0.0) + seconds
@@ -151,7 +153,8 @@ def _sum(parts):
 
 
 def _account(step, rank):
-    mine, waiting, transfer, gathers = step[rank], {}, 0.0, 0
+    waiting: dict[int, float] = {}
+    mine, transfer, gathers = step[rank], 0.0, 0
     compute = sum(block.end - block.start for block in mine.blocks)
     for wait in mine.waits:
         peer, ready = _other_end(step, rank, wait, gathers)

@@ -55,7 +55,7 @@ def run(
     enter=None,
     endpoints=None,
     logs=None,
-    environment={},
+    environment=None,
     replicas=1,
     **task,
 ) -> Result:
@@ -69,7 +69,7 @@ def run(
         if endpoints is None:
             endpoints = stack.enter_context(pool.reserved_endpoints(ranks))
         processes = [
-            stack.enter_context(_process(rank, task, endpoints, enter(rank) if enter else [], environment)) for rank in range(ranks)
+            stack.enter_context(_process(rank, task, endpoints, enter(rank) if enter else [], environment or {})) for rank in range(ranks)
         ]
         _wait_ready(processes)
         began = time.time()

@@ -178,7 +178,7 @@ class Endpoint:
     def exchange(self, sends, receives):
         p, values, groups = self.world.num_stages, {}, {}
         for name in ("all",) if self.blocking else ("F", "B"):
-            mine = lambda transfer: name in ("all", transfer.kind)
+            mine = lambda transfer, name=name: name in ("all", transfer.kind)
             ends = [End(t.to_part % p, True, t, payload) for t, payload in sends if mine(t)]
             ends += [End(t.part % p, False, t, None, partial(values.__setitem__, t)) for t in receives if mine(t)]
             if ends:

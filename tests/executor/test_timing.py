@@ -83,7 +83,7 @@ def test_no_timing_changes_a_result(share):
         world = LateWorld(p, blocking, seed)
         stages = [LateStage(world, rank, p, v) for rank in range(p)]
 
-        def of_rank(rank, transport):
+        def of_rank(rank, transport, plan=plan, stages=stages, p=p, v=v, blocking=blocking):
             startup = plan.startups[rank] if plan.startups else None
             overlap = startup is not None and not blocking
             run(resolve(plan.programs[rank], rank, p, v, startup), stages[rank], transport, overlap)

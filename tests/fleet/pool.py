@@ -141,7 +141,7 @@ class _Worker:
     def __init__(self, rank, endpoints, configs):
         self.rank = rank
         ours, theirs = socket.socketpair()
-        self._log = tempfile.TemporaryFile("w+b")
+        self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115, open as long as the worker is
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, str(HERE / "worker.py"), str(theirs.fileno()), str(os.getpid()), json.dumps(configs)],

@@ -97,7 +97,7 @@ def steps(form, schedule):
         data = given(form, engine.stage_id, where)
         if where == "preprocessor":
             wrapper = getattr(versions.pipeline_module(), "PipelineDatasetPreprocessor", None)
-            data = wrapper(lambda: given(form, engine.stage_id, where)) if wrapper else data
+            data = wrapper(lambda where=where: given(form, engine.stage_id, where)) if wrapper else data
         losses.append(engine.forward_backward_pipeline(data).numpy())
     losses.append(engine.eval_batch(given(form, engine.stage_id, "everywhere"), compute_loss=True).numpy())
     return losses, gradients(named_layers(engine))

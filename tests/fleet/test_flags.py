@@ -33,8 +33,8 @@ def has_flag(name):
     return hasattr(fleet.DistributedStrategy().hybrid_configs["pp_configs"], name)
 
 
-def wrap(schedule="VPP", m=M, descs=None, num_chunks=V, flags={}, **kwargs):
-    return build(descs or blocks(), num_chunks, schedule, m, **flags, **kwargs)
+def wrap(schedule="VPP", m=M, descs=None, num_chunks=V, flags=None, **kwargs):
+    return build(descs or blocks(), num_chunks, schedule, m, **(flags or {}), **kwargs)
 
 
 # ---- GradScaler

@@ -68,7 +68,7 @@ def test_ranks_that_register_different_schedules_find_out_when_the_model_is_wrap
 
 
 def step_with_different_plans():
-    """What a step with m=2 says, where rank 0 has another order for it, one with m=3, where the function fails, and the loss of one with m=1."""
+    """What steps with m=2, where rank 0 has another order for it, and m=3, where the function fails, say; and the loss of one with m=1."""
     import paddle
 
     mine = ["F0.0 F0.1 B0.0 B0.1", "F0.0 B0.0 F0.1 B0.1"][paddle.distributed.get_rank()]

@@ -99,7 +99,7 @@ def record_until_the_disk_is_full(folder):
     engine, optimizer = build(descs(4), 2, f"VPP:trace={folder}", accumulate_steps=2)
     recorder = engine.runner._instruments[0]
     recorder._file.close()
-    recorder._file = open("/dev/full", "wb", buffering=0)
+    recorder._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115, the recorder closes it
     return [engine.train_batch(list(batch(step, 4)), optimizer).item() for step in range(2)], recorder._file
 
 

@@ -20,8 +20,8 @@ if __name__ == "__main__":
     strategy.hybrid_configs = {"dp_degree": 1, "mp_degree": 1, "pp_degree": 2}
     strategy.pipeline_configs = {"accumulate_steps": args.acc, "micro_batch_size": 1}
     fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")
-    model = PipelineLayer(layers=[LayerDesc(Block) for _ in range(4)], loss_fn=lambda y, label: (y - label).mean(), seg_method="layer:Block",
-                          topology=fleet.get_hybrid_communicate_group().topology(), num_virtual_pipeline_stages=2)
+    model = PipelineLayer(layers=[LayerDesc(Block) for _ in range(4)], loss_fn=lambda y, label: (y - label).mean(),
+                          seg_method="layer:Block", topology=fleet.get_hybrid_communicate_group().topology(), num_virtual_pipeline_stages=2)
     optimizer = fleet.distributed_optimizer(paddle.optimizer.SGD(0.1, parameters=model.parameters()))
     engine = fleet.distributed_model(model)
     data = [paddle.ones([args.acc, 4]), paddle.zeros([args.acc, 4])]

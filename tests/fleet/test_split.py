@@ -174,8 +174,8 @@ def test_hooks_of_a_weight_fire_once_per_micro_batch(build):
     for run in (whole, in_two):
         layer, fired = made(build), {}
         for name, parameter in layer.named_parameters():
-            parameter.register_hook(lambda grad, name=name: fired.__setitem__(name, fired.get(name, 0) + 1))
-            parameter._register_backward_hook(lambda *_, name=name: fired.__setitem__((name,), fired.get((name,), 0) + 1))
+            parameter.register_hook(lambda grad, name=name, fired=fired: fired.__setitem__(name, fired.get(name, 0) + 1))
+            parameter._register_backward_hook(lambda *_, name=name, fired=fired: fired.__setitem__((name,), fired.get((name,), 0) + 1))
         run(layer, [(x, g if build is not Tied else paddle.ones([2, 3, 5])) for x, g in batches(True)])
         counts.append(fired)
     assert counts[0] == counts[1] and set(counts[1].values()) == {MICRO_BATCHES}

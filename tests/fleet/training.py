@@ -61,13 +61,13 @@ def build(
     learning_rate=0.1,
     seg_method="layer:Block",
     loss_fn=mean_square,
-    model={},
+    model=None,
     kind=Model,
     **pp_configs,
 ):
     """(engine, optimizer), as a user's script makes them; ``model`` has further arguments of the PipelineLayer, a ``kind`` of Model."""
     set_options(schedule, accumulate_steps, micro_batch_size, **pp_configs)
-    model = kind(descs, loss_fn, seg_method=seg_method, num_virtual_pipeline_stages=num_chunks, **model)
+    model = kind(descs, loss_fn, seg_method=seg_method, num_virtual_pipeline_stages=num_chunks, **(model or {}))
     optimizer = paddle.optimizer.SGD(learning_rate, parameters=model.parameters() or [paddle.create_parameter([1], "float32")])
     return fleet.distributed_model(model), fleet.distributed_optimizer(optimizer)
 

@@ -64,7 +64,10 @@ def ask(tmp_path, script, start=None, **values):
     """What ``script``, run on the page after its own, gives to ``answer``."""
     start = start or page.start_of(make_plan("VPP", 4, 2, 11, {"groups": "even"}), Costs())
     given = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in values.items())
-    frame = 'const answer = x => { const p = document.createElement("pre"); p.id = "answer"; p.textContent = JSON.stringify(x); document.body.append(p); };\n'
+    frame = (
+        'const answer = x => { const p = document.createElement("pre"); p.id = "answer"; '
+        "p.textContent = JSON.stringify(x); document.body.append(p); };\n"
+    )
     path = tmp_path / "page.html"
     path.write_text(page.html(start).replace("</body>", f"<script>{frame}{given}{script}</script></body>"), encoding="utf-8")
     found = re.search(r'<pre id="answer">(.*?)</pre>', browser.dump(path, tmp_path / "profile"), re.DOTALL)

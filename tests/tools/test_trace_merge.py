@@ -60,7 +60,8 @@ def test_where_the_time_went_is_told_per_rank_and_for_whom(folder):
     run, _ = recorded.load(folder)
     first, second = recorded.accounts([run.steps[1], run.steps[2]])
     ms = lambda value: pytest.approx(2 * value / 1000, abs=1e-6)
-    # Rank 0 waits from 11 for rank 1, which sends at 55; the rest is transfer, as is its send, for which rank 1 was ready. At the end rank 0 comes last, at 85.
+    # Rank 0 waits from 11 for rank 1, which sends at 55; the rest is transfer, as is its send, for which rank 1 was ready.
+    # At the end rank 0 comes last, at 85.
     assert first == (ms(95), ms(30), {1: ms(44)}, ms(1 + 5 + 5)) and first.other == ms(10)
     # Rank 1 waits from 1 for rank 0, which sends at 10, then the transfer; 5 ms of its backward were transfer, too.
     assert second == (ms(95), ms(35), {0: ms(9 + 25)}, ms(5 + 5 + 5)) and second.other == ms(11)

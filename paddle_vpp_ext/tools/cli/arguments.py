@@ -6,18 +6,22 @@ import math
 import runpy
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable
 
 from .command import CommandError
 
+if TYPE_CHECKING:
+    from ...schedule.costs import Costs
 
-def add_pipeline(parser) -> None:
+
+def add_pipeline(parser: argparse.ArgumentParser) -> None:
     """``--pp``, ``--vpp`` and ``--acc``."""
     parser.add_argument("--pp", type=whole(2), required=True, metavar="P", help="pipeline stages (pp_degree)")
     parser.add_argument("--vpp", type=whole(1), default=1, metavar="V", help="chunks per stage (default 1)")
     parser.add_argument("--acc", type=whole(1), required=True, metavar="M", help="micro-batches (accumulate_steps)")
 
 
-def add_costs(parser) -> None:
+def add_costs(parser: argparse.ArgumentParser) -> None:
     """``--forward``, ``--backward``, ``--weight``, ``--hop``, ``--costs`` and ``--blocking``."""
     parser.add_argument("--forward", type=time, default=1.0, metavar="F", help="time of a chunk's forward (default 1)")
     parser.add_argument("--backward", type=time, default=2.0, metavar="B", help="time of a chunk's backward (default 2)")
@@ -32,7 +36,7 @@ def add_costs(parser) -> None:
     parser.add_argument("--blocking", action="store_true", help="transfers block both ranks (synchronous NCCL)")
 
 
-def add_own_schedule(parser) -> None:
+def add_own_schedule(parser: argparse.ArgumentParser) -> None:
     """``--schedule-file``."""
     parser.add_argument(
         "--schedule-file",
@@ -43,10 +47,10 @@ def add_own_schedule(parser) -> None:
     )
 
 
-def whole(least):
+def whole(least: int) -> Callable[[str], int]:
     """A reader of whole numbers of at least ``least``."""
 
-    def read(text):
+    def read(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
@@ -58,7 +62,7 @@ def whole(least):
     return read
 
 
-def time(text):
+def time(text: str) -> float:
     """Reads a time: a number of at least 0."""
     try:
         value = float(text)
@@ -77,7 +81,7 @@ def need_numpy() -> None:
         raise CommandError(f"planning needs numpy, and importing it failed ({error}): pip install numpy", 1) from None
 
 
-def costs_of(args):
+def costs_of(args: argparse.Namespace) -> "Costs":
     """The Costs of the arguments. A whole backward is I + W; halves add up to exactly what was asked for."""
     from ...schedule.costs import Costs
 
@@ -94,12 +98,12 @@ def costs_of(args):
     return Costs(args.forward, args.backward - weight, weight, args.hop)
 
 
-def costs_text(args) -> str:
+def costs_text(args: argparse.Namespace) -> str:
     """The costs of the arguments, for people."""
     return f"costs of {args.costs}" if args.costs else f"F={args.forward:g} B={args.backward:g} hop={args.hop:g}"
 
 
-def register_own(args) -> list:
+def register_own(args: argparse.Namespace) -> list[str]:
     """Makes the schedules of ``--schedule-file`` known and returns their names."""
     from ...planning.registry import SCHEDULES
 
@@ -135,7 +139,7 @@ def _load(source):
         raise CommandError(f"{source} failed with {type(error).__name__}: {error}") from None
 
 
-def write_file(path, write) -> None:
+def write_file(path: Any, write: Callable[[Any], None]) -> None:
     """``write(path)`` with its failures as CommandErrors, and a line on stderr that says that it is written."""
     try:
         write(path)

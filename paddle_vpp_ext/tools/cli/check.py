@@ -14,7 +14,7 @@ I and W: its two parts). Blanks or commas separate; "rank 0:" may stand before t
 {STATUS}"""
 
 
-def add_command(commands) -> None:
+def add_command(commands: argparse._SubParsersAction) -> None:
     """Adds ``check`` to the parser's commands."""
     parser = commands.add_parser(
         "check",
@@ -28,7 +28,7 @@ def add_command(commands) -> None:
     parser.set_defaults(run=run)
 
 
-def run(args) -> int:
+def run(args: argparse.Namespace) -> int:
     """Prints the timeline and ok, or the fault; 1 if there is one."""
     arguments.need_numpy()
     from ...schedule.plan import plan_orders

@@ -17,7 +17,7 @@ Best is the shortest makespan, then the lowest peak. * marks what the selector's
 {STATUS}"""
 
 
-def add_command(commands) -> None:
+def add_command(commands: argparse._SubParsersAction) -> None:
     """Adds ``compare`` to the parser's commands."""
     parser = commands.add_parser(
         "compare",
@@ -32,7 +32,7 @@ def add_command(commands) -> None:
     parser.set_defaults(run=run)
 
 
-def run(args) -> int:
+def run(args: argparse.Namespace) -> int:
     """Prints the table; 1 if no schedule is possible."""
     arguments.need_numpy()
     costs = arguments.costs_of(args)

@@ -23,7 +23,7 @@ _LAST_WORDS = re.compile(
 )
 
 
-def add_command(commands) -> None:
+def add_command(commands: argparse._SubParsersAction) -> None:
     """Adds ``diagnose`` to the parser's commands."""
     parser = commands.add_parser(
         "diagnose",
@@ -36,7 +36,7 @@ def add_command(commands) -> None:
     parser.set_defaults(run=run)
 
 
-def run(args) -> int:
+def run(args: argparse.Namespace) -> int:
     """Prints a verdict and a table for each pipeline in trouble; 1 if there is one."""
     texts = _read(Path(args.folder))
     pipelines = _last_positions(texts)
@@ -58,7 +58,7 @@ def run(args) -> int:
     return 1
 
 
-def _read(folder) -> dict[Path, str]:
+def _read(folder: Path) -> dict[Path, str]:
     """The text of each log in a folder: those with the launcher's names, or all files where there are none."""
     if not folder.is_dir():
         raise CommandError(f"there is no folder {folder}")
@@ -78,7 +78,7 @@ def _end_of(path):
         raise CommandError(f"cannot read {path}: {error.strerror or error}", 1) from None
 
 
-def _last_positions(texts) -> dict[tuple, dict[int, dict]]:
+def _last_positions(texts: dict[Path, str]) -> dict[tuple, dict[int, dict]]:
     """By pipeline and rank the last position that was told. A rank's position of an earlier step says nothing of the last."""
     pipelines: dict[tuple, dict[int, dict]] = {}
     for text in texts.values():

@@ -41,7 +41,7 @@ class Paddle(NamedTuple):
 
     version: str = ""
     gpu: bool = False
-    count: int = 0
+    count: int = 0  # type: ignore[assignment]  # hides tuple's, which nobody calls here
     error: str = ""
     enabled: bool = False
 
@@ -70,7 +70,7 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-def add_command(commands) -> None:
+def add_command(commands: argparse._SubParsersAction) -> None:
     """Adds ``doctor`` to the parser's commands."""
     parser = commands.add_parser(
         "doctor",

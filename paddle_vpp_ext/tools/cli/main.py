@@ -7,6 +7,8 @@ package), 2 what was typed is wrong. Only ``run`` imports Paddle.
 import argparse
 import os
 import sys
+from collections.abc import Sequence
+from typing import NoReturn, Optional
 
 from .command import PROGRAM, STATUS, CommandError
 
@@ -14,7 +16,7 @@ from .command import PROGRAM, STATUS, CommandError
 class Parser(argparse.ArgumentParser):
     """argparse with errors of one sentence, without the usage text around them."""
 
-    def error(self, message) -> None:
+    def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (try --help)\n")
 
 
@@ -55,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv=None) -> int:
+def main(argv: Optional[Sequence[str]] = None) -> int:
     """Runs one command and returns its exit status."""
     parser = build_parser()
     args = parser.parse_args(argv)

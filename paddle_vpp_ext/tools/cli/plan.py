@@ -2,9 +2,15 @@
 
 import argparse
 import json
+from typing import TYPE_CHECKING
 
 from . import arguments
 from .command import PROGRAM, STATUS, CommandError
+
+if TYPE_CHECKING:
+    from ...schedule.costs import Costs
+    from ...schedule.plan import Plan
+    from ...schedule.simulate import Simulation
 
 EXAMPLES = f"""examples:
   {PROGRAM} plan --pp 4 --vpp 2 --acc 10
@@ -14,7 +20,7 @@ EXAMPLES = f"""examples:
 {STATUS}"""
 
 
-def add_command(commands) -> None:
+def add_command(commands: argparse._SubParsersAction) -> None:
     """Adds ``plan`` to the parser's commands."""
     parser = commands.add_parser(
         "plan",
@@ -40,7 +46,7 @@ def add_command(commands) -> None:
     parser.set_defaults(run=run)
 
 
-def run(args) -> int:
+def run(args: argparse.Namespace) -> int:
     """Plans, prints, and writes the files that were asked for."""
     plan, costs = make(args)
     simulation = plan.simulate(costs)
@@ -56,7 +62,7 @@ def run(args) -> int:
     return 0
 
 
-def make(args):
+def make(args: argparse.Namespace) -> tuple["Plan", "Costs"]:
     """(plan, costs) of the arguments. A ValueError of theirs becomes a CommandError."""
     arguments.need_numpy()
     from ...planning.options import parse_schedule
@@ -91,7 +97,7 @@ def _schedule(choice, args):
     return name, {key: value for key, value in choice.options.items() if key in SCHEDULES[name].keys}
 
 
-def report(plan, simulation) -> dict:
+def report(plan: "Plan", simulation: "Simulation") -> dict:
     """What ``--json`` prints: times in the unit of the costs, peaks in chunks."""
     return {
         "schedule": plan.schedule,
@@ -107,7 +113,7 @@ def report(plan, simulation) -> dict:
     }
 
 
-def headline(plan, args) -> str:
+def headline(plan: "Plan", args: argparse.Namespace) -> str:
     """The plan and its costs in one line."""
     groups = "+".join(map(str, plan.groups))
     if len(groups) > 40:

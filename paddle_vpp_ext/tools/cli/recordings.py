@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from . import arguments
 from .command import PROGRAM, STATUS, CommandError
@@ -16,9 +17,9 @@ and prints for each rank where the time went.
 {STATUS}"""
 
 
-def add_command(commands) -> None:
+def add_command(commands: argparse._SubParsersAction) -> None:
     """Adds ``trace`` to the parser's commands."""
-    words = dict(epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words: dict[str, Any] = dict(epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser = commands.add_parser("trace", help="put the recordings of all ranks together", description=DESCRIPTION, **words)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
     merge = actions.add_parser("merge", help="align the clocks; write trace, picture and table", description=DESCRIPTION, **words)
@@ -29,7 +30,7 @@ def add_command(commands) -> None:
     merge.set_defaults(run=run)
 
 
-def run(args) -> int:
+def run(args: argparse.Namespace) -> int:
     """Writes trace and picture, prints the table."""
     arguments.need_numpy()
     from .. import recorded
@@ -83,7 +84,7 @@ def table(accounts: list, count: int, title: str) -> str:
     """Where the time of ``count`` steps went, per step."""
     lines = [f"\nwhere the time went, ms ({title})", "rank      step      compute      waiting     transfer        other   waits for"]
     for rank, account in enumerate(accounts):
-        cell = lambda seconds: f"{seconds / count * 1e3:7.1f} {100 * seconds / account.total if account.total else 0:3.0f} %"
+        cell = lambda seconds, total=account.total: f"{seconds / count * 1e3:7.1f} {100 * seconds / total if total else 0:3.0f} %"
         longest = sorted(account.waiting.items(), key=lambda item: -item[1])
         peers = ", ".join(f"rank {peer} {seconds / count * 1e3:.1f}" for peer, seconds in longest if seconds / count > 5e-5)
         cells = "  ".join(map(cell, (account.compute, sum(account.waiting.values()), account.transfer, account.other)))

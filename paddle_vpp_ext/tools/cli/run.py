@@ -15,7 +15,7 @@ Paddle's launcher starts what it is given by its name, so paddle-vpp (installed 
 {STATUS}, else the script's own"""
 
 
-def add_command(commands) -> None:
+def add_command(commands: argparse._SubParsersAction) -> None:
     """Adds ``run`` to the parser's commands."""
     parser = commands.add_parser(
         "run",
@@ -29,7 +29,7 @@ def add_command(commands) -> None:
     parser.set_defaults(run=run)
 
 
-def run(args) -> int:
+def run(args: argparse.Namespace) -> int:
     """Runs the script as ``__main__``. What it raises goes through, a SystemExit too."""
     if not Path(args.script).is_file():
         raise CommandError(f"there is no script {args.script}")

@@ -5,7 +5,9 @@ user's schedule for one, go into it as they are.
 """
 
 import json
+import os
 from pathlib import Path
+from typing import Any, Union
 
 from ...planning.options import parse_schedule
 from ...planning.planner import make_plan
@@ -38,7 +40,13 @@ def start_of(plan: Plan, costs: Costs) -> dict:
     name = _name_in_page(plan)
     if name:
         return {"state": {**state, "schedule": name}, "given": None}
-    given = {"name": plan.schedule, "p": plan.num_stages, "V": plan.num_chunks, "m": plan.accumulate_steps, "orders": plan.orders}
+    given: dict[str, Any] = {
+        "name": plan.schedule,
+        "p": plan.num_stages,
+        "V": plan.num_chunks,
+        "m": plan.accumulate_steps,
+        "orders": plan.orders,
+    }
     if plan.schedule in ("VPP", "FthenB"):
         given["name"] += " as planned"
     return {"state": {**state, "schedule": given["name"]}, "given": given}
@@ -70,7 +78,7 @@ def html(start: dict) -> str:
     return text
 
 
-def save(path, start: dict) -> None:
+def save(path: Union[str, os.PathLike], start: dict) -> None:
     """Writes the page. OSError if ``path`` cannot be written."""
     with open(path, "w", encoding="utf-8") as file:
         file.write(html(start))

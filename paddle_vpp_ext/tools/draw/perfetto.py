@@ -1,7 +1,9 @@
 """A timeline as a Chrome trace, for Perfetto (ui.perfetto.dev) and chrome://tracing."""
 
 import json
+import os
 from collections.abc import Sequence
+from typing import Union
 
 from .palette import NAMES
 from .timeline import Timeline, to_timeline
@@ -33,7 +35,13 @@ def event(name: str, category: str, rank: int, start_us: float, end_us: float) -
     return {"ph": "X", "name": name, "cat": category, "pid": 0, "tid": rank, "ts": start_us, "dur": end_us - start_us}
 
 
-def save(path, blocks: Timeline, unit_us: float = 1000.0, process: str = "pipeline", more: Sequence[dict] = ()) -> None:
+def save(
+    path: Union[str, os.PathLike],
+    blocks: Timeline,
+    unit_us: float = 1000.0,
+    process: str = "pipeline",
+    more: Sequence[dict] = (),
+) -> None:
     """Writes the trace. ``unit_us``: microseconds in one unit of the timeline (1e6 for one in seconds); ``more``: other events.
 
     ValueError for what is not a block, OSError if ``path`` cannot be written.

@@ -1,11 +1,15 @@
 """Timelines as a picture (PNG, SVG): a timeline per panel, plan and measured run one above the other."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Optional
+from typing import TYPE_CHECKING, Optional, Union
 
 from . import palette, timeline
 from .timeline import Timeline, by_rank, from_zero, num_chunks, short_duration, summary, to_timeline
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg")
 NEEDS = "pictures need matplotlib: pip install paddle_vpp_ext[viz]"
@@ -35,7 +39,13 @@ STYLE = {
 }
 
 
-def save(path, panels: Mapping[str, Timeline], title: str = "", unit: str = "", format: Optional[str] = None) -> None:
+def save(
+    path: Union[str, os.PathLike],
+    panels: Mapping[str, Timeline],
+    title: str = "",
+    unit: str = "",
+    format: Optional[str] = None,  # noqa: A002, the name that matplotlib's savefig has for it
+) -> None:
     """Draws ``panels`` ({name: timeline}) below each other into ``path``.
 
     ``format``: png or svg, from the path's ending if not given. ``unit`` names the timelines' unit of
@@ -43,17 +53,17 @@ def save(path, panels: Mapping[str, Timeline], title: str = "", unit: str = "", 
     matplotlib; ValueError for another format, no panels, or a row that is no block; OSError if
     ``path`` cannot be written.
     """
-    format = format or Path(path).suffix[1:].lower()
-    if format not in FORMATS:
+    chosen = format or Path(path).suffix[1:].lower()
+    if chosen not in FORMATS:
         raise ValueError(f"{str(path)!r}: a picture is written as {' or '.join(FORMATS)}")
     matplotlib = _matplotlib()
     with matplotlib.rc_context(STYLE):
         drawn = figure(panels, title, unit)
-        metadata = {"Date": None} if format == "svg" else None  # same plan, same bytes
-        drawn.savefig(path, format=format, dpi=150, facecolor=PAPER, metadata=metadata)
+        metadata = {"Date": None} if chosen == "svg" else None  # same plan, same bytes
+        drawn.savefig(path, format=chosen, dpi=150, facecolor=PAPER, metadata=metadata)
 
 
-def figure(panels: Mapping[str, Timeline], title: str = "", unit: str = ""):
+def figure(panels: Mapping[str, Timeline], title: str = "", unit: str = "") -> "Figure":
     """The picture as a matplotlib Figure, outside pyplot: the user's backend and figures stay as they are."""
     matplotlib = _matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -142,7 +152,7 @@ def _columns(axes, total):
 
 def _bars(axes, blocks, per_unit, chunks):
     """A bar per block, with edges thin enough to leave something of it. ``per_unit``: inches in one unit of time."""
-    looks = {}
+    looks: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
     for block in blocks:
         looks.setdefault((block.kind, block.chunk, block.rank), []).append((block.start, block.end - block.start))
     edge = min(0.6, 0.08 * 72 * short_duration(blocks) * per_unit)

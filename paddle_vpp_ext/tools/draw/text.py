@@ -122,7 +122,7 @@ def fit(blocks: Timeline, columns: int, letters: bool) -> Scale:
 def paint(blocks: Timeline, scale: Scale) -> list[Segment]:
     """One rank's columns as segments: each column shows the block that runs in its middle."""
     starts = [block.start for block in blocks]
-    segments = []
+    segments: list[Segment] = []
     for column in range(scale.columns):
         now = (column + 0.5) / scale.per_unit if scale.per_unit else math.inf
         at = bisect.bisect_right(starts, now) - 1

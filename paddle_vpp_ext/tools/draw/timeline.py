@@ -61,7 +61,7 @@ def from_zero(blocks: Timeline) -> Timeline:
 
 def by_rank(blocks: Timeline) -> dict[int, Timeline]:
     """Each rank's blocks in order of time; every rank from 0 to the last is there."""
-    ranks = {rank: [] for rank in range(max((block.rank for block in blocks), default=-1) + 1)}
+    ranks: dict[int, Timeline] = {rank: [] for rank in range(max((block.rank for block in blocks), default=-1) + 1)}
     # Sorted by time alone: blocks of no length must stay in the order in which they were given.
     for block in sorted(blocks, key=lambda b: (b.start, b.end)):
         ranks[block.rank].append(block)
