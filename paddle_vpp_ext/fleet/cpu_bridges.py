@@ -20,6 +20,7 @@ import functools
 import importlib
 import os
 import sys
+from typing import Any
 
 import paddle
 
@@ -70,7 +71,7 @@ def _install_device_id():
 
 def _install_synchronize():
     for module in (paddle.device, getattr(paddle.device, "cuda", None)):
-        if hasattr(module, "synchronize"):
+        if module is not None and hasattr(module, "synchronize"):
             _patches.replace(module, "synchronize", _harmless_on_cpu(module.synchronize))
 
 
@@ -111,7 +112,7 @@ def _install_recompute():
 class _PaddleOfAGpu:
     """paddle with a GPU's name for the device: the one question that recompute has about it."""
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(paddle, name)
 
     @staticmethod

@@ -6,7 +6,7 @@ on it, and to run something beside its computation.
 
 import threading
 import time
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Union
 
 import paddle
 
@@ -106,6 +106,6 @@ def is_cpu_only() -> bool:
     return not paddle.device.get_all_custom_device_type()
 
 
-def current():
+def current() -> Union[Cpu, Gpu]:
     """This process's device."""
     return _gpu if paddle.is_compiled_with_cuda() else _cpu

@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 import time
+from typing import Any
 
 import paddle
 
@@ -19,13 +20,13 @@ from .patches import Patches
 
 try:
     import fcntl
-except ImportError:  # not a Unix
-    fcntl = None
+except ImportError:
+    fcntl = None  # type: ignore[assignment]  # not a Unix
 
 _PORT_ATTEMPTS = 20
 _SIOCGIFADDR = 0x8915  # Linux: an interface's address
 
-_stores = []  # every store made here: a group may look into its store for as long as it lives
+_stores: list[Any] = []  # every store made here: a group may look into its store for as long as it lives
 
 
 def own_host() -> str:

@@ -10,7 +10,7 @@ import functools
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 import paddle
@@ -83,6 +83,7 @@ def flatten(value: Any, what: str) -> tuple[Any, list[paddle.Tensor]]:
     """(form, tensors) of a value. TypeError that names ``what`` for one that cannot cross a boundary."""
     if isinstance(value, paddle.Tensor):
         return "tensor", [value]
+    form: Any
     if isinstance(value, (tuple, list)):
         form, tensors = ("tuple" if isinstance(value, tuple) else "list"), list(value)
     elif isinstance(value, dict):
@@ -217,7 +218,7 @@ class Payload(NamedTuple):
     header: Optional[Signature] = None
 
 
-def send_message(send, tensors: list[paddle.Tensor], header: Optional[Signature]) -> None:
+def send_message(send: Callable[[paddle.Tensor], Any], tensors: list[paddle.Tensor], header: Optional[Signature]) -> None:
     """``send(tensor)`` for each tensor of a message, its header first where there is one."""
     if header is not None:
         data = header.encode()
@@ -227,7 +228,9 @@ def send_message(send, tensors: list[paddle.Tensor], header: Optional[Signature]
         send(tensor)
 
 
-def receive_message(receive, boundaries: Boundaries, transfer: Transfer, message: Optional[Message] = None) -> Message:
+def receive_message(
+    receive: Callable[[paddle.Tensor], Any], boundaries: Boundaries, transfer: Transfer, message: Optional[Message] = None
+) -> Message:
     """The message of ``transfer``, with ``receive(tensor)`` filling a tensor; into ``message`` if that is there already."""
     if message is None:
         message = boundaries.empty_message(transfer)
@@ -238,6 +241,7 @@ def receive_message(receive, boundaries: Boundaries, transfer: Transfer, message
         receive(data)
         boundaries.learn(transfer, Signature.decode(data.numpy()))
         message = boundaries.empty_message(transfer)
+        assert message is not None, "the header has just said which"
     for tensor in tensors_of(message):
         receive(tensor)
     return message

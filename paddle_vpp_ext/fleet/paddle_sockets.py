@@ -4,16 +4,17 @@ import contextlib
 import os
 import socket
 import stat
+from collections.abc import Collection
 
 
-def default_store_ports():
+def default_store_ports() -> set[int]:
     """The ports at which Paddle's default store may be."""
     addresses = [os.getenv("PADDLE_MASTER", ""), os.getenv("PADDLE_TRAINER_ENDPOINTS", "").split(",")[0]]
     ports = [address.rsplit(":", 1)[-1] for address in addresses] + [os.getenv("MASTER_PORT", "")]
     return {int(port) for port in ports if port.isdigit()}
 
 
-def no_delay(ports) -> None:
+def no_delay(ports: Collection[int]) -> None:
     """Set TCP_NODELAY on this process's sockets at these ports.
 
     Paddle's store writes a request in several pieces, so without it every answer takes one or two delayed

@@ -91,7 +91,7 @@ class PatientStore:
 
 
 class _Answer:
-    def __init__(self, function, busy) -> None:
+    def __init__(self, function: Callable[[Any], Any], busy: Any) -> None:
         self.function, self.busy, self.there = function, busy, threading.Event()
         self.value: Any = None
         self.error: Optional[BaseException] = None

@@ -2,11 +2,13 @@
 
 import contextlib
 import functools
+from collections.abc import Iterator
+from typing import Any, Callable, Optional
 
 from ..releases import OLDEST, numbers
 
 
-def paddle_version():
+def paddle_version() -> tuple[int, ...]:
     """The imported Paddle's release as three numbers; a build from source (0.0.0) counts as the newest."""
     import paddle
 
@@ -21,14 +23,14 @@ def check_supported() -> None:
         raise RuntimeError(f"paddle_vpp_ext needs Paddle {OLDEST} or newer, but this is {'.'.join(map(str, version))}")
 
 
-def pipeline_module():
+def pipeline_module() -> Any:
     """Paddle's module with the engines that ours derive from."""
     from paddle.distributed.fleet.meta_parallel import pipeline_parallel
 
     return pipeline_parallel
 
 
-def complete(engine) -> None:
+def complete(engine: Any) -> None:
     """Gives an engine the attributes of newer base classes that its own base class lacks."""
     defaults = {
         "loss_fn_idx": 0,  # 3.0 on
@@ -40,7 +42,7 @@ def complete(engine) -> None:
 
 
 @contextlib.contextmanager
-def flags_off(flags, *names):
+def flags_off(flags: Any, *names: str) -> Iterator[None]:
     """Has Paddle's ``pp_configs`` read as without these flags, those that the release has."""
     on = [name for name in names if getattr(flags, name, False)]
     for name in on:
@@ -52,13 +54,13 @@ def flags_off(flags, *names):
             setattr(flags, name, True)
 
 
-def loss_functions(layers):
+def loss_functions(layers: Any) -> list[Any]:
     """A PipelineLayer's loss functions, a list also where the release has a single one (2.6)."""
     functions = layers._loss_fn
     return list(functions) if isinstance(functions, (list, tuple)) else [functions]
 
 
-def check_paddles_own(layers) -> None:
+def check_paddles_own(layers: Any) -> None:
     """ValueError for a model that this release's own engines cannot train: one with a list of loss functions, before 3.0."""
     if isinstance(layers._loss_fn, (list, tuple)) and not total_loss_is_list():
         raise ValueError(
@@ -67,23 +69,23 @@ def check_paddles_own(layers) -> None:
         )
 
 
-def total_loss_is_list():
+def total_loss_is_list() -> bool:
     """Whether an engine's ``total_loss`` is a list per loss function (3.0 on) or one tensor (2.6)."""
     return hasattr(pipeline_module(), "PipelineParallelMicroStepLocations")
 
 
-def micro_step_locations():
+def micro_step_locations() -> Any:
     """Paddle's enumeration of the places of micro-step callbacks (3.0 on), or None."""
     return getattr(pipeline_module(), "PipelineParallelMicroStepLocations", None)
 
 
-def unwrap_data(data):
+def unwrap_data(data: Any) -> Any:
     """What a PipelineDatasetPreprocessor (3.0 on) makes; other data as it is."""
     preprocessor = getattr(pipeline_module(), "PipelineDatasetPreprocessor", None)
     return data() if preprocessor and isinstance(data, preprocessor) else data
 
 
-def align_mode_scale():
+def align_mode_scale() -> Any:
     """By what Paddle's alignment mode divides the loss (3.0 on); None when it is off."""
     import paddle.distributed as dist
 
@@ -92,7 +94,7 @@ def align_mode_scale():
     return None
 
 
-def without_amp():
+def without_amp() -> contextlib.AbstractContextManager[Any]:
     """A context without automatic casts. Paddle's own takes longer than a small layer, so only where amp is on."""
     import paddle
 
@@ -101,7 +103,7 @@ def without_amp():
     return paddle.amp.auto_cast(enable=False)
 
 
-def scale_loss(scaler, loss):
+def scale_loss(scaler: Any, loss: Any) -> Any:
     """The loss times a GradScaler's scale; without one the loss itself.
 
     Paddle's scaler disables itself where it reads an amp dtype other than float16. Paddle's engines scale under
@@ -115,7 +117,7 @@ def scale_loss(scaler, loss):
         return scaler.scale(loss)
 
 
-def view_of(tensor):
+def view_of(tensor: Any) -> Any:
     """A view of all of a tensor, a node of its own in the graph.
 
     ``Tensor.view`` has no backward on 2.6, and on 3.0 none that allows a change in place; an identity transpose
@@ -127,7 +129,7 @@ def view_of(tensor):
         return tensor.transpose(list(range(tensor.ndim)))
 
 
-def move_to_host(output) -> None:
+def move_to_host(output: Any) -> None:
     """Moves an output's tensors to the host's memory, in place.
 
     Paddle's own, 3.2 on, leaves out dicts and fails on CPU, where there is nothing to move.
@@ -143,7 +145,7 @@ def move_to_host(output) -> None:
             item.pin_memory()._share_buffer_to(item)
 
 
-def whole_gradient(parameter):
+def whole_gradient(parameter: Any) -> Any:
     """A weight's gradient, made if there is none, and without holes: collectives would work on a copy of one with holes."""
     import paddle
 
@@ -158,7 +160,7 @@ def whole_gradient(parameter):
     return getattr(parameter, name)
 
 
-def ordered_shared_groups():
+def ordered_shared_groups() -> Optional[Callable[[Any], Any]]:
     """What replaces ``PipelineLayer._construct_shared_comm`` up to 3.0; None where it is right (3.1 on).
 
     There the groups of several SharedLayerDesc names are made in the order of a set of texts, which differs from process
@@ -176,10 +178,10 @@ def ordered_shared_groups():
         names = dict.fromkeys(desc.layer_name for desc in descs if isinstance(desc, SharedLayerDesc))
         if len(names) < 2:
             return construct(layers)
-        made = {}
+        made: dict[Any, Any] = {}
         try:
             for name in names:
-                others = lambda desc: isinstance(desc, SharedLayerDesc) and desc.layer_name != name
+                others = lambda desc, name=name: isinstance(desc, SharedLayerDesc) and desc.layer_name != name
                 layers._layers_desc = [None if others(desc) else desc for desc in descs]
                 made.update(construct(layers) or {})
         finally:
@@ -189,19 +191,19 @@ def ordered_shared_groups():
     return name_after_name
 
 
-def default_store():
+def default_store() -> Any:
     """The key-value store through which the processes of this job met."""
     from paddle.base import core
 
     return core.create_or_get_global_tcp_store()
 
 
-def scale_buffer_grads(buffer) -> None:
+def scale_buffer_grads(buffer: Any) -> None:
     """Ends a fused gradient buffer's step (named ``scale_and_split_grads`` in 2.6)."""
     (getattr(buffer, "scale_grads", None) or buffer.scale_and_split_grads)()
 
 
-def schedule_node_class():
+def schedule_node_class() -> Any:
     """Paddle's ScheduleNode (3.1 on), so that ours can stand where it is asked for; before, a class with its constructor."""
     try:
         from paddle.distributed.fleet.meta_parallel.pp_utils.forward_backward_overlap_utils import ScheduleNode
@@ -212,6 +214,6 @@ def schedule_node_class():
 
 
 class _Node:
-    def __init__(self, fwd_func, name="") -> None:
+    def __init__(self, fwd_func: Any, name: str = "") -> None:
         self.name = name
         self.fwd_func = fwd_func

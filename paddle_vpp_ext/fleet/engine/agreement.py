@@ -53,7 +53,7 @@ def facts_of(engine: Any) -> dict[str, object]:
     }
 
 
-def tied_weights(layers) -> dict[str, str]:
+def tied_weights(layers: Any) -> dict[str, str]:
     """The tied weights that a rank of a PipelineLayer holds: name, and shape with dtype as text."""
     found = {}
     for desc in layers._layers_desc:

@@ -8,7 +8,7 @@ In order of precedence: the environment variables PADDLE_VPP_SCHEDULE and PADDLE
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from ...planning.options import BY_RULE, Choice, parse_schedule
 
@@ -29,7 +29,7 @@ class ScheduleOptions:
     overlap. ``least_memory``: Paddle's flag best_unbalanced_scheduler.
     """
 
-    choice: Choice = Choice(BY_RULE)
+    choice: Choice = Choice(BY_RULE)  # noqa: RUF009, a tuple that nobody changes
     overlap_pairs: bool = False
     least_memory: bool = False
 
@@ -67,7 +67,7 @@ def read_options(pipeline_configs: Mapping[str, Any], pp_configs: Any, environme
     else:
         choice = parse_schedule(pipeline_configs.get("schedule_mode", BY_RULE), 'pipeline_configs["schedule_mode"]')
     flag = lambda name: bool(getattr(pp_configs, name, False))
-    wish = choice.engine.get
+    wish: Callable[..., Any] = choice.engine.get  # its values are checked
     return Options(
         ScheduleOptions(choice, flag("forward_backward_overlap_scheduler"), flag("best_unbalanced_scheduler")),
         EngineOptions(

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
 import paddle
@@ -22,6 +22,7 @@ from ..stage import gradient_sync
 from ..stage.overlapped_stage import OverlappedStage
 from ..stage.pipeline_stage import PipelineStage
 from ..stage.split_stage import SplitStage
+from ..transport.protocol import Promises
 from .options import LEAST_MEMORY, Options, read_options
 from .plans import Plans, overlaps_pairs
 from .step_runner import Kind, StepRunner
@@ -30,25 +31,35 @@ from .step_runner import Kind, StepRunner
 class _PlannedPipeline:
     """What our engines have in common: Paddle's interface. Comes before a class of Paddle's among the bases."""
 
+    # What Paddle's class has, after this one among the bases.
+    _layers: Any
+    _compute_loss: Any
+    _optimizer_step: Any
+    _chunk_2_comm_buffers: Any
+    optimizer: Any
+    accumulate_steps: int
+    num_stages: int
+    stage_id: int
+
     # The engine's own schedule when the user wishes none, and when fleet's selector made it.
     default_schedule = "VPP"
     _hooks_class = StepHooks
 
-    def __init__(self, layers, hcg, strategy, options: Optional[Options] = None):
+    def __init__(self, layers: Any, hcg: Any, strategy: Any, options: Optional[Options] = None):
         flags = strategy.hybrid_configs["pp_configs"]
         self.options = options or read_options(strategy.pipeline_configs, flags)
         with versions.flags_off(flags, "best_unbalanced_scheduler", "profiling"):  # ours go together with everything
-            super().__init__(layers=layers, hcg=hcg, strategy=strategy)
+            super().__init__(layers=layers, hcg=hcg, strategy=strategy)  # type: ignore[call-arg]  # Paddle's
         if getattr(flags, "enable_offload_queue", False) and self.stage_id == 0:
             logger.warning("enable_offload_queue has no effect: activations that wait to be sent stay in the device's memory")
         versions.complete(self)
         self._num_chunks = layers.get_num_virtual_stages()
         self.gradient_sync = gradient_sync.GradientSync(self)
         self.runner = StepRunner(self, self.options.engine, self._make_plans, self._hooks_class(self))
-        wishes = self.options.schedule.choice.options
+        wishes: Mapping[str, Any] = self.options.schedule.choice.options
         self.runner.prepare(self._make_stage(), wishes.get("profile"), wishes.get("save"))
 
-    def _make_plans(self, promises) -> Plans:
+    def _make_plans(self, promises: Promises) -> Plans:
         schedule, name, text = self.options.schedule, self._schedule_name, self.schedule_text
         self._pairs = overlaps_pairs(schedule, name, text, self._layers)
         return Plans(name, text, schedule.choice.options, self._pairs, self.num_stages, self._num_chunks, self.stage_id, promises)
@@ -93,7 +104,15 @@ class _PlannedPipeline:
 
     # ---- steps
 
-    def train_batch(self, data, optimizer, lr_scheduler=None, scaler=None, loss_fn_idx=0, return_micro_batch_loss=False):
+    def train_batch(
+        self,
+        data: Any,
+        optimizer: Any,
+        lr_scheduler: Any = None,
+        scaler: Any = None,
+        loss_fn_idx: Any = 0,
+        return_micro_batch_loss: Any = False,
+    ) -> Any:
         """One training step with an update of the weights.
 
         Returns the mean loss of the batch (a tensor, on every rank), one for each loss function if
@@ -111,7 +130,7 @@ class _PlannedPipeline:
             self._optimizer_step()
         return loss
 
-    def eval_batch(self, data, compute_loss=False, loss_fn_idx=0, return_host_tensor=False):
+    def eval_batch(self, data: Any, compute_loss: Any = False, loss_fn_idx: Any = 0, return_host_tensor: Any = False) -> Any:
         """Forward only. Returns the loss as ``train_batch`` does, or the outputs of the micro-batches (last stage only)."""
         self._layers.eval()
         self.loss_fn_idx = self._checked_loss_fn(loss_fn_idx) if compute_loss else loss_fn_idx
@@ -128,7 +147,8 @@ class _PlannedPipeline:
 
     def _prepare_training(self, data, optimizer, lr_scheduler):
         # Paddle's refuses missing data on this rank alone, and leaves the others waiting: the runner tells all.
-        prepared = super()._prepare_training(() if data is None else data, optimizer, lr_scheduler)
+        given = () if data is None else data
+        prepared = super()._prepare_training(given, optimizer, lr_scheduler)  # type: ignore[misc]  # Paddle's
         return None if data is None else prepared
 
     def _checked_loss_fn(self, index):
@@ -144,7 +164,8 @@ class _PlannedPipeline:
         Its entries are (rank, start, end, kind, chunk, micro_batch), times in seconds; see
         tools.draw. All ranks enter and leave it together.
         """
-        blocks, recording = [], Recording(self.stage_id)
+        blocks: list[tuple] = []
+        recording = Recording(self.stage_id)
         self.runner.add(recording)
         try:
             yield blocks
@@ -155,20 +176,20 @@ class _PlannedPipeline:
 
     # ---- what the stage and Paddle's constructor call
 
-    def set_virtual_pipeline_rank(self, rank):
+    def set_virtual_pipeline_rank(self, rank: int) -> None:
         self.__dict__["_virtual_pp_rank"] = rank  # a Layer's own __setattr__ takes ten times as long
 
-    def register_allreduce_overlap_hook(self, model, comm_group, *args, **kwargs):
+    def register_allreduce_overlap_hook(self, model: Any, comm_group: Any, *args: Any, **kwargs: Any) -> None:
         """Makes the buffers that synchronise gradients with the other replicas."""
         if device.is_cpu_only():
             self._chunk_2_comm_buffers.update(gradient_sync.buffers_of(model, comm_group))
         else:
-            super().register_allreduce_overlap_hook(model, comm_group, *args, **kwargs)
+            super().register_allreduce_overlap_hook(model, comm_group, *args, **kwargs)  # type: ignore[misc]  # Paddle's
 
-    def fused_gradient(self, model, *args, **kwargs):
+    def fused_gradient(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """Paddle's buffers of all chunks, also of those after a chunk without weights."""
         trained = gradient_sync.TrainedChunks(model)
-        super().fused_gradient(trained, *args, **kwargs)
+        super().fused_gradient(trained, *args, **kwargs)  # type: ignore[misc]  # Paddle's
         made = [self._chunk_2_comm_buffers.pop(k, []) for k in range(len(trained.places))]
         self._chunk_2_comm_buffers.update(zip(trained.places, made))
         return self._chunk_2_comm_buffers
@@ -177,7 +198,9 @@ class _PlannedPipeline:
 class PipelineParallel1F1B(_PlannedPipeline, PipelineParallel):
     """1F1B: one chunk a rank. ``isinstance(…, PipelineParallel)`` holds."""
 
-    def forward_backward_pipeline(self, data, scaler=None, static_scheduler=False, return_micro_batch_loss=False):
+    def forward_backward_pipeline(
+        self, data: Any, scaler: Any = None, static_scheduler: Any = False, return_micro_batch_loss: Any = False
+    ) -> Any:
         """Forward and backward of a batch without an update; returns as ``train_batch`` does."""
         if static_scheduler:
             return self.get_static_scheduler()
@@ -189,8 +212,14 @@ class _Interleaved(_PlannedPipeline):
         pass  # Paddle's asserts p > 2 and m >= 2p; the plan is verified for any p >= 2 and m >= 1
 
     def forward_backward_pipeline(
-        self, data, scaler=None, forward_only=False, compute_loss=True, static_scheduler=False, return_micro_batch_loss=False
-    ):
+        self,
+        data: Any,
+        scaler: Any = None,
+        forward_only: Any = False,
+        compute_loss: Any = True,
+        static_scheduler: Any = False,
+        return_micro_batch_loss: Any = False,
+    ) -> Any:
         """Forward and, unless ``forward_only``, backward of a batch without an update; returns as ``train_batch`` does.
 
         With ``compute_loss=False`` (forward only) the outputs of the micro-batches, on the last stage.

@@ -1,7 +1,7 @@
 """The plans of one engine: one for each ``accumulate_steps``, made when it is first asked for."""
 
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from ...executor import Instruction, resolve, split_backwards
 from ...log import logger
@@ -75,7 +75,7 @@ class Plans:
             self._programs[key] = split_backwards(program) if split else program
         return self._programs[key]
 
-    def replan(self, costs: Costs, agree) -> bool:
+    def replan(self, costs: Costs, agree: Callable[[], Any]) -> bool:
         """Plans anew for measured costs. Where ``agree`` raises ValueError, as no plan fits into the memory, all stays as it was: False."""
         before = self._made, self._programs
         self.costs, self._made, self._programs = costs, {}, {}

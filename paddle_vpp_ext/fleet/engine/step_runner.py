@@ -1,10 +1,10 @@
 """Runs the steps of one engine: agrees on each with the other ranks, runs its program, shares gradients and losses."""
 
-from typing import Any, Callable, NamedTuple, Optional, TypeVar
+from typing import Any, Callable, NamedTuple, Optional, TypeVar, cast
 
 import paddle
 
-from ...executor import run
+from ...executor import Stage, run
 from ...instruments import Instrument, Instruments
 from ...log import logger
 from ...schedule.costs import Costs
@@ -149,7 +149,8 @@ class StepRunner:
         program = self.plans.program(self.accumulate_steps, kind.training, with_headers, self.split_backwards)
         look.begin_program(kind.training, program)
         with paddle.set_grad_enabled(kind.training):
-            run(program, self.stage, transport, self._options.overlap_p2p and not transport.blocking, look)
+            stage = cast(Stage, self.stage)  # it has of a Stage what its schedule's programs call
+            run(program, stage, transport, self._options.overlap_p2p and not transport.blocking, look)
         engine.set_virtual_pipeline_rank(0)
 
     def together(self, function: Callable[[], T]) -> T:
@@ -163,6 +164,7 @@ class StepRunner:
     def _give_up(self, error):
         """Ends a failed step here and, by what is posted and closed, on the other ranks."""
         board = self.connection.board
+        assert board is not None, "the connection was open"
         if not isinstance(error, PeerFailed):
             board.post(error)
         if isinstance(error, TimeoutError):

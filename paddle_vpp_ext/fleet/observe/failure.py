@@ -86,7 +86,7 @@ class FailureBoard:
             while len(positions) < len(ranks) and time.monotonic() < deadline:
                 for rank in ranks:
                     if rank not in positions:
-                        found = self._store.call(lambda store: _read(store, f"{self._key}position/{rank}"))
+                        found = self._position_of(rank)
                         positions.update({rank: found} if found else {})
                 time.sleep(0.05)
         except Exception:
@@ -96,6 +96,9 @@ class FailureBoard:
         silent = [rank for rank in ranks if rank not in positions]
         tail = f"\n  rank {', '.join(map(str, silent))}: no answer" if silent else ""
         return f"\n{verdict.why}\n{table_of(list(positions.values()))}{tail}\n{hint}"
+
+    def _position_of(self, rank):
+        return self._store.call(lambda store: _read(store, f"{self._key}position/{rank}"))
 
     def _set_first(self, store, value):
         if store.add(self._key + "count", 1) == 1:  # the first failure is the cause of the others

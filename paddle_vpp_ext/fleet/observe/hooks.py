@@ -1,8 +1,10 @@
 """Paddle's hooks and timers around the actions of a step, fired where Paddle fires them."""
 
+from collections.abc import Sequence
 from typing import Any, Callable, TypeVar
 
 from ...instruments import Instrument
+from ...schedule.action import Action
 
 T = TypeVar("T")
 
@@ -16,7 +18,7 @@ class StepHooks(Instrument):
     def __init__(self, engine: Any):
         self._engine = engine
 
-    def begin_program(self, training, program) -> None:
+    def begin_program(self, training: bool, program: Sequence[Any]) -> None:
         self._forwards = self._backwards = 0
         engine = self._engine
         if not hasattr(engine, "forward_hooks"):
@@ -25,7 +27,7 @@ class StepHooks(Instrument):
         for hooks in (engine.forward_hooks, engine.backward_hooks):
             hooks.set_hooks_capacity(engine._num_chunks * engine.accumulate_steps)
 
-    def before(self, actions) -> None:
+    def before(self, actions: Sequence[Action]) -> None:
         for kind, chunk, _ in actions:
             self._engine.set_virtual_pipeline_rank(chunk)
             if kind == "F":
@@ -33,7 +35,7 @@ class StepHooks(Instrument):
             elif kind != "W":
                 self.before_backward(self._backwards)
 
-    def after(self, actions, received, made) -> None:
+    def after(self, actions: Sequence[Action], received: Sequence[Any], made: Sequence[Any]) -> None:
         for kind, _, _ in actions:
             if kind == "F":
                 self.after_forward(self._forwards)
@@ -56,7 +58,7 @@ class StepHooks(Instrument):
         self._run_user_hooks("backward_hooks")
         self._timer("backward_step", "start")
 
-    def end_program(self, training) -> None:
+    def end_program(self, training: bool) -> None:
         engine = self._engine
         if engine._enable_timer:
             engine.timer_printer()
@@ -88,18 +90,18 @@ class BubbleHooks(StepHooks):
     many after it, one an action, and r at the end.
     """
 
-    def begin_program(self, training, program) -> None:
+    def begin_program(self, training: bool, program: Sequence[Any]) -> None:
         super().begin_program(training, program)
         if self._has_bubble_hooks():
             self._startup = self._startup_forwards()
             self._run_bubble_hooks(until=self._engine.stage_id)
 
-    def after_forward(self, count) -> None:
+    def after_forward(self, count: int) -> None:
         super().after_forward(count)
         if self._has_bubble_hooks() and count < self._startup:
             self._run_bubble_hooks(until=self._engine.num_stages - (self._startup - count))
 
-    def before_backward(self, count) -> None:
+    def before_backward(self, count: int) -> None:
         if self._has_bubble_hooks():
             engine = self._engine
             cooldown, before = engine._num_chunks * engine.accumulate_steps - self._startup, engine.num_stages - 1
@@ -109,7 +111,7 @@ class BubbleHooks(StepHooks):
                     self._run_bubble_hooks(until=before + count - cooldown + 1)
         super().before_backward(count)
 
-    def end_program(self, training) -> None:
+    def end_program(self, training: bool) -> None:
         if training and self._has_bubble_hooks():
             self._run_bubble_hooks(until=2 * self._engine.num_stages - 2)
         super().end_program(training)

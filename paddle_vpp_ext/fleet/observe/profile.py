@@ -3,16 +3,17 @@
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, cast
 
 from ...executor import Pending
 from ...instruments import Instrument
 from ...log import logger
+from ...schedule.action import Action
 from ...schedule.costs import Costs
 from ...schedule.dependencies import Transfer
 from .. import device
 from ..device import Mark
-from ..messages import Payload, byte_count, tensors_of
+from ..messages import Boundaries, Message, Payload, byte_count, tensors_of
 
 # Times in Costs are milliseconds here.
 _MS = 1e3
@@ -65,7 +66,7 @@ def joined(summaries: list[dict]) -> Costs:
     return Costs(**fields, hop=max(of_rank["hop"] or 0.0 for of_rank in summaries))
 
 
-def measure_hop(transport, boundaries, stage: int, num_stages: int) -> Optional[float]:
+def measure_hop(transport: Any, boundaries: Boundaries, stage: int, num_stages: int) -> Optional[float]:
     """Milliseconds of one transfer between this rank and its partner: half of an activation's and a gradient's round trip.
 
     Ranks 0 and 1 are partners, 2 and 3, and so on, with the messages of the first chunk; None for a rank without one.
@@ -74,7 +75,7 @@ def measure_hop(transport, boundaries, stage: int, num_stages: int) -> Optional[
     if part + 1 == num_stages:
         return None
     there, back = Transfer("F", part, 0), Transfer("B", part + 1, 0)
-    payload = lambda transfer: Payload(tensors_of(boundaries.empty_message(transfer)))
+    payload = lambda transfer: Payload(tensors_of(cast(Message, boundaries.empty_message(transfer))))  # steps have agreed on it
     finish = device.current().synchronize
 
     def do(transfer, sends):
@@ -92,7 +93,7 @@ def measure_hop(transport, boundaries, stage: int, num_stages: int) -> Optional[
     return statistics.median(times[1:])
 
 
-def _wait(pending: Pending):
+def _wait(pending: Pending) -> None:
     for ticket in (*pending.sends, *pending.receives):
         ticket.wait()
 
@@ -109,25 +110,25 @@ class ProfiledSteps(Instrument):
         self._device = device.current()
         self._num_stages = len(runner.ranks)
 
-    def begin_step(self, training) -> None:
+    def begin_step(self, training: bool) -> None:
         self._measures = training
         self._runner.split_backwards = training
         self._samples: list[Sample] = []
 
-    def before(self, actions) -> None:
+    def before(self, actions: Sequence[Action]) -> None:
         self._start = self._device.mark()
 
-    def after(self, actions, received, made) -> None:
+    def after(self, actions: Sequence[Action], received: Sequence[Any], made: Sequence[Any]) -> None:
         end = self._device.mark()
         (action,), (message,), (payload,) = actions, received, made
         bytes_in = byte_count(tensors_of(message) if message else ())
         bytes_out = byte_count(payload.tensors if payload else ())
         self._samples.append(Sample(action.kind, action.chunk, self._start, end, bytes_in, bytes_out))
 
-    def freeing(self, transfer) -> None:
+    def freeing(self, transfer: Transfer) -> None:
         self._start = self._device.mark()
 
-    def freed(self, transfer) -> None:
+    def freed(self, transfer: Transfer) -> None:
         if transfer.kind == "F":
             self._samples.append(Sample(SENT, transfer.part // self._num_stages, self._start, self._device.mark(), 0, 0))
 

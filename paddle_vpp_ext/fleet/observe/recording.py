@@ -1,9 +1,11 @@
 """What steps really did: when each action ran and for whom it waited, on one rank."""
 
 import time
-from typing import Optional
+from collections.abc import Sequence
+from typing import Any, Optional
 
 from ...instruments import Instrument
+from ...schedule.action import Action
 from ...schedule.dependencies import Transfer
 from .. import device
 
@@ -36,27 +38,27 @@ class Recording(Instrument):
         self.waits: list[tuple[Optional[Transfer], float, float]] = []
         self.posts: list[tuple[Transfer, float]] = []
 
-    def before(self, actions) -> None:
+    def before(self, actions: Sequence[Action]) -> None:
         self._start = now()
 
-    def after(self, actions, received, made) -> None:
+    def after(self, actions: Sequence[Action], received: Sequence[Any], made: Sequence[Any]) -> None:
         self._device.synchronize()
         start, share = self._start, (now() - self._start) / len(actions)
         for k, action in enumerate(actions):
             self.blocks.append((self._rank, start + k * share, start + (k + 1) * share, *action))
 
-    def posting(self, sends, receives) -> None:
+    def posting(self, sends: Sequence[tuple[Transfer, Any]], receives: Sequence[Transfer]) -> None:
         self._wait_start = start = now()
         self.posts += [(transfer, start) for transfer, _ in sends]
         self.posts += [(transfer, start) for transfer in receives]
 
-    def posted(self, sends, receives) -> None:
+    def posted(self, sends: Sequence[tuple[Transfer, Any]], receives: Sequence[Transfer]) -> None:
         self._add_wait(sends[0][0] if sends else receives[0])
 
-    def waiting(self, transfer) -> None:
+    def waiting(self, transfer: Optional[Transfer]) -> None:
         self._wait_start = now()
 
-    def waited(self, transfer) -> None:
+    def waited(self, transfer: Optional[Transfer]) -> None:
         if transfer is not None:  # else the next action would seem to take the time
             self._device.synchronize()
         self._add_wait(transfer)

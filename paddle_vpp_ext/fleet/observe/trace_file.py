@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import re
+from typing import Any, Callable
 
 from ...log import logger
 from .recording import Recording, now
@@ -23,13 +24,14 @@ ROUNDS = 8
 _files = itertools.count()
 
 
-def clock_offset(gather, rounds: int = ROUNDS) -> tuple[float, float]:
+def clock_offset(gather: Callable[[Any], list[Any]], rounds: int = ROUNDS) -> tuple[float, float]:
     """(seconds by which this clock is ahead of the first rank's, by how much that may be wrong at most).
 
     Nobody leaves a gather before all have come: the first rank leaves after this one has come, this
     one after the first has come. Where the bounds that this gives allow no difference, there is none.
     """
-    came, left = [], []
+    came: list[float] = []
+    left: list[float] = []
     for _ in range(rounds):
         came.append(now())
         gather(None)
@@ -41,7 +43,7 @@ def clock_offset(gather, rounds: int = ROUNDS) -> tuple[float, float]:
     return (0.0 if least <= 0 <= most else (least + most) / 2), error
 
 
-def open_recorder(runner, folder: str) -> "StepRecorder":
+def open_recorder(runner: Any, folder: str) -> "StepRecorder":
     """What writes all steps of ``runner`` into ``folder``. All ranks of its pipeline call it together.
 
     ValueError, the same on all of them, if one cannot write there.
@@ -57,7 +59,7 @@ def open_recorder(runner, folder: str) -> "StepRecorder":
     for rank, other in zip(runner.ranks, gather(problem)):
         if other:
             raise ValueError(f"trace={folder}: rank {rank} cannot write there: {other}")
-    offset, error = clock_offset(gather)
+    offset, uncertainty = clock_offset(gather)
     head = {
         "run": gather(f"{now():.6f} {runner.ranks}")[0],
         "rank": runner.stage_id,
@@ -66,7 +68,7 @@ def open_recorder(runner, folder: str) -> "StepRecorder":
         "num_chunks": runner.plans.num_chunks,
         "schedule": re.sub(r"trace=[^,]*,?", "", runner.plans.text).rstrip(":,"),
         "clock_offset": offset,
-        "clock_error": error,
+        "clock_error": uncertainty,
     }
     return StepRecorder(runner, file, head)
 
@@ -74,12 +76,12 @@ def open_recorder(runner, folder: str) -> "StepRecorder":
 class StepRecorder(Recording):
     """Writes a line a step."""
 
-    def __init__(self, runner, file, head: dict):
+    def __init__(self, runner: Any, file: Any, head: dict):
         super().__init__(runner.stage_id)
         self._runner, self._file, self._count = runner, file, 0
         self._write(head)
 
-    def begin_step(self, training) -> None:
+    def begin_step(self, training: bool) -> None:
         self.clear()
         self._training, self._step_start = training, now()
 

@@ -10,7 +10,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Callable, Optional
 
 from ...diagnosis import RECENT, line_of, text_of
 from ...instruments import Instrument
@@ -27,9 +27,12 @@ class Watchdog(Instrument):
 
     def __init__(self, ranks: Sequence[int], rank: int, limit: float):
         self.ranks, self._rank, self.limit = list(ranks), rank, limit
-        self.step, self.waits, self.recent = 0, None, collections.deque(maxlen=RECENT)
-        self.instruction = self.recent.append
-        self._program, self.thread = (), None
+        self.step = 0
+        self.waits: Optional[tuple[Callable[[], str], int, float]] = None
+        self.recent: collections.deque[Any] = collections.deque(maxlen=RECENT)
+        self.instruction = self.recent.append  # type: ignore[method-assign, assignment]  # an event costs no more than this
+        self._program: Sequence[Any] = ()
+        self.thread: Optional[int] = None
 
     def begin(self) -> None:
         """Begins a step."""
@@ -39,7 +42,7 @@ class Watchdog(Instrument):
         self.recent.clear()
         _watch(self)
 
-    def begin_program(self, training, program) -> None:
+    def begin_program(self, training: bool, program: Sequence[Any]) -> None:
         self._program = program
 
     def end(self) -> None:
@@ -65,7 +68,7 @@ class Watchdog(Instrument):
             "error": error and _one_line(error),
         }
 
-    def moved(self):
+    def moved(self) -> Optional[tuple[int, Optional[int]]]:
         """Changes whenever this rank goes on; None outside of a step, and while it waits: that has a limit of its own."""
         if self.thread is None or self.waits is not None:
             return None
@@ -82,8 +85,8 @@ def _one_line(error):
 
 # ---- the watchdog: one thread of this process looks after all of its engines
 
-_watchdogs = weakref.WeakSet()
-_thread = None
+_watchdogs: weakref.WeakSet[Watchdog] = weakref.WeakSet()
+_thread: Optional[threading.Thread] = None
 
 
 def _watch(watchdog):
@@ -95,7 +98,8 @@ def _watch(watchdog):
 
 
 def _look_again_and_again():
-    seen = weakref.WeakKeyDictionary()  # watchdog: (how it was, since when, whether that is told)
+    # watchdog: (how it was, since when, whether that is told)
+    seen: weakref.WeakKeyDictionary[Watchdog, tuple] = weakref.WeakKeyDictionary()
     while True:
         time.sleep(_LOOK)
         for watchdog in list(_watchdogs):

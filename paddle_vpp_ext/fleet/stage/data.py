@@ -18,8 +18,9 @@ class MicroBatches:
 
     def __init__(self, data: Any, accumulate_steps: int, micro_batch_size: int, use_inputs: bool, use_labels: bool):
         self._m, self._size = accumulate_steps, micro_batch_size
-        self._source, self._pulled = None, {}
-        self._sides = [None, None]
+        self._source: Any = None
+        self._pulled: dict[int, Any] = {}
+        self._sides: list[Any] = [None, None]
         self._next = 0
         data = versions.unwrap_data(data)
         if not (use_inputs or use_labels):

@@ -3,7 +3,7 @@
 On a GPU Paddle's fused buffers do it. On CPU, where Paddle has none, ChunkGradients stands in for them.
 """
 
-from typing import Any
+from typing import Any, Optional
 
 import paddle
 
@@ -16,8 +16,9 @@ class ChunkGradients:
     With sharding the owner of a weight needs the mean only; here all get it.
     """
 
-    def __init__(self, parameters: list[paddle.Tensor], group):
-        self._parameters, self._group, self._sent = parameters, group, None
+    def __init__(self, parameters: list[paddle.Tensor], group: Any):
+        self._parameters, self._group = parameters, group
+        self._sent: Optional[list[tuple[list[paddle.Tensor], paddle.Tensor, Any]]] = None
 
     def start(self) -> None:
         """Sends the gradients, in one message for each dtype."""
@@ -33,6 +34,7 @@ class ChunkGradients:
 
     def finish(self) -> None:
         """Waits for the sums and puts the means in the gradients' place."""
+        assert self._sent is not None, "it was started"
         for gradients, flat, task in self._sent:
             task.wait()
             means = paddle.split(flat / self._group.nranks, [gradient.size for gradient in gradients])
@@ -44,12 +46,12 @@ class ChunkGradients:
         pass  # Paddle's optimizer step calls it with release_gradients; there is no storage here
 
 
-def buffers_of(layers, group) -> dict[int, list[ChunkGradients]]:
+def buffers_of(layers: Any, group: Any) -> dict[int, list[ChunkGradients]]:
     """A buffer for each chunk that has weights to train."""
     return {c: [ChunkGradients(_trained(chunk), group)] for c, chunk in enumerate(chunks_of(layers)) if _trained(chunk)}
 
 
-def chunks_of(layers) -> list:
+def chunks_of(layers: Any) -> list:
     """The chunks of a PipelineLayer, also of one with a single chunk."""
     return list(layers.get_model_chunks()) if layers.get_num_virtual_stages() > 1 else [layers]
 
@@ -64,15 +66,15 @@ class TrainedChunks:
     Paddle's loop over the chunks ends at the first without any. ``places``: where its chunks are in the model.
     """
 
-    def __init__(self, layers) -> None:
+    def __init__(self, layers: Any) -> None:
         chunks = chunks_of(layers)
         self.places = [c for c, chunk in enumerate(chunks) if _trained(chunk)]
         self._chunks = [chunks[c] for c in self.places]
 
-    def get_num_virtual_stages(self):
+    def get_num_virtual_stages(self) -> int:
         return max(2, len(self._chunks))  # so that the chunks are asked for
 
-    def get_model_chunks(self):
+    def get_model_chunks(self) -> list:
         return self._chunks
 
 

@@ -12,7 +12,7 @@ import paddle
 from .. import device, versions
 from .autograd import backward_from
 
-_PaddlesNode = versions.schedule_node_class()
+_PaddlesNode: Any = versions.schedule_node_class()
 
 
 class LayerNode(_PaddlesNode):
@@ -24,12 +24,13 @@ class LayerNode(_PaddlesNode):
 
     is_communication = False
 
-    def __init__(self, function: Callable[[Any], Any], name: str = ""):
+    def __init__(self, function: Callable[..., Any], name: str = ""):
         super().__init__(function, name)
         self._function = function
-        self._leaves, self._outputs = [], []
+        self._leaves: list[paddle.Tensor] = []
+        self._outputs: list[paddle.Tensor] = []
 
-    def forward(self, inputs: Any = (), **kwargs) -> Any:
+    def forward(self, inputs: Any = (), **kwargs: Any) -> Any:
         leaves = _map_tensors(inputs, _leaf)
         self._leaves = _tensors_of(leaves)
         # Views, so that a layer may change its input in place, which it may not do with a leaf.
@@ -42,7 +43,7 @@ class LayerNode(_PaddlesNode):
                 tensor._clear_dataptr()
         return copies
 
-    def backward(self, output_grad: Any = None, scaler=None) -> tuple:
+    def backward(self, output_grad: Any = None, scaler: Any = None) -> tuple:
         grads = list(output_grad) if isinstance(output_grad, (tuple, list)) else [output_grad]
         outputs = self._outputs
         if len(grads) != len(outputs):
@@ -68,7 +69,7 @@ class LossNode(LayerNode):
         super().__init__(function, getattr(function, "__name__", type(function).__name__))
         self.labels, self.scale_loss_factor = labels, scale
 
-    def forward(self, inputs: Any = (), **kwargs) -> paddle.Tensor:
+    def forward(self, inputs: Any = (), **kwargs: Any) -> paddle.Tensor:
         leaves = _map_tensors(inputs, _leaf)
         self._leaves = _tensors_of(leaves)
         loss = self._function(_map_tensors(leaves, _view), self.labels, **kwargs)
@@ -80,7 +81,7 @@ class LossNode(LayerNode):
         self._outputs = [loss]
         return loss
 
-    def backward(self, output_grad: Any = None, scaler=None) -> tuple:
+    def backward(self, output_grad: Any = None, scaler: Any = None) -> tuple:
         loss = self._outputs[0]
         if not loss.stop_gradient:
             scale = versions.align_mode_scale()
@@ -106,11 +107,11 @@ class CommunicationNode(LayerNode):
     def wait(self) -> Any:
         return self._running()
 
-    def forward(self, inputs: Any = (), **kwargs) -> Any:
+    def forward(self, inputs: Any = (), **kwargs: Any) -> Any:
         self.issue(inputs)
         return self.wait()
 
-    def backward(self, output_grad: Any = None, scaler=None) -> tuple:
+    def backward(self, output_grad: Any = None, scaler: Any = None) -> tuple:
         self.issue(output_grad, backward=True)
         return self.wait()
 
@@ -132,7 +133,7 @@ class Chunk:
         return output_grad
 
 
-def chunk_of(layers, chunk: int) -> Any:
+def chunk_of(layers: Any, chunk: int) -> Any:
     """The chunk of a PipelineLayer: of the nodes that its layers build, else of one made for each layer.
 
     A layer with the attribute ``is_communication`` becomes a CommunicationNode.
@@ -174,7 +175,7 @@ def _map_tensors(value, function):
 
 
 def _tensors_of(value):
-    found = []
+    found: list[paddle.Tensor] = []
     _map_tensors(value, found.append)
     return found
 

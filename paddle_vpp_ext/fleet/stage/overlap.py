@@ -10,10 +10,10 @@ class AsyncHandle:
     Call each wait before what it waits for is used, each comm as soon as its value is there.
     """
 
-    def __init__(self, comm, pack: Callable[[Any], Any], pack_grads: Callable[[Any], Any]):
+    def __init__(self, comm: Any, pack: Callable[[Any], Any], pack_grads: Callable[[Any], Any]):
         self._comm, self._pack = comm, {"F": pack, "B": pack_grads}
-        self._waited = set()
-        self._payloads = {}
+        self._waited: set[str] = set()
+        self._payloads: dict[str, Any] = {}
 
     def forward_handle_wait(self) -> None:
         """The forward's inputs are there."""
@@ -60,7 +60,7 @@ class Move(NamedTuple):
 
     side: str
     what: str
-    index: int
+    index: int  # type: ignore[assignment]  # it hides tuple.index
 
 
 def interleave_nodes(forward: Sequence[bool], backward: Sequence[bool]) -> list[Move]:
@@ -73,7 +73,8 @@ def interleave_nodes(forward: Sequence[bool], backward: Sequence[bool]) -> list[
         backward  c x- - - w   c
         forward        c x - - - - w c
     """
-    nodes, at, under_way = {"B": list(backward), "F": list(forward)}, {"B": 0, "F": 0}, []
+    nodes, at = {"B": list(backward), "F": list(forward)}, {"B": 0, "F": 0}
+    under_way: list[str] = []
     moves: list[Move] = []
     side = "B"
     while any(at[s] < len(nodes[s]) for s in "BF"):
@@ -102,21 +103,22 @@ class OverlapMixin:
 
     def overlapped_forward_backward(
         self,
-        forward_chunk,
-        forward_inputs,
-        forward_loss_fn_node,
-        backward_chunk,
-        backward_loss_fn_node,
-        backward_input_grads,
-        scaler,
-        p2p_async_handle=None,
-    ):
+        forward_chunk: Any,
+        forward_inputs: Any,
+        forward_loss_fn_node: Any,
+        backward_chunk: Any,
+        backward_loss_fn_node: Any,
+        backward_input_grads: Any,
+        scaler: Any,
+        p2p_async_handle: Any = None,
+    ) -> tuple[Any, Any, Any]:
         handle = p2p_async_handle
         if backward_loss_fn_node is not None:
             backward_input_grads = backward_loss_fn_node.backward(scaler=scaler)
         nodes = {"F": _flat_nodes(forward_chunk), "B": _flat_nodes(backward_chunk)[::-1]}
         value = {"F": forward_inputs, "B": backward_input_grads}
-        begun, comm = set(), {"F": None, "B": None}
+        begun: set[str] = set()
+        comm: dict[str, Any] = {"F": None, "B": None}
         if handle is not None:
             begin = {"F": handle.forward_handle_wait, "B": handle.backward_handle_wait}
             comm = {"F": handle.forward_async_comm, "B": handle.backward_async_comm}
@@ -143,7 +145,7 @@ def _communicates(node):
 
 
 def _flat_nodes(chunk):
-    nodes = []
+    nodes: list[Any] = []
     for node in chunk.nodes:
         nodes += _flat_nodes(node) if hasattr(node, "nodes") else [node]
     return nodes

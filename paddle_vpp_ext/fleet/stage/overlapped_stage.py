@@ -1,12 +1,12 @@
 """The stage of forward-backward overlap: chunks as rows of nodes, pairs in the model's own hands."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import paddle
 
 from ...schedule.action import Action
 from .. import versions
-from ..messages import Payload, TensorSpec, unflatten
+from ..messages import Payload, Signature, TensorSpec, unflatten
 from .nodes import chunk_of, loss_node_of
 from .overlap import AsyncHandle
 from .pipeline_stage import PipelineStage
@@ -31,7 +31,7 @@ class OverlappedStage(PipelineStage):
     Evaluation has no pairs and runs as without overlap.
     """
 
-    def forward(self, chunk, micro_batch, message):
+    def forward(self, chunk: int, micro_batch: int, message: Optional[tuple[Signature, list[paddle.Tensor]]]) -> Any:
         if not self._training:
             return super().forward(chunk, micro_batch, message)
         value, _ = self._begin_forward(chunk, micro_batch, message)
@@ -41,13 +41,13 @@ class OverlappedStage(PipelineStage):
         self._keep(chunk, micro_batch, message, value, output, nodes, loss_node, loss)
         return None if loss_node else self._pack(chunk, micro_batch, output)
 
-    def backward(self, chunk, micro_batch, grads):
+    def backward(self, chunk: int, micro_batch: int, grads: Optional[list[paddle.Tensor]]) -> Payload:
         saved = self._begin_backward(chunk, micro_batch, grads)
         given = saved.loss_node.backward(scaler=self._scaler) if saved.loss_node else grads
         input_grads = _needed(saved.input_specs, saved.nodes.backward(given))
         return self._end_backward(saved.seen, grads, input_grads)
 
-    def overlapped(self, forward: Action, backward: Action, message, grads, comm):
+    def overlapped(self, forward: Action, backward: Action, message: Any, grads: Any, comm: Any) -> tuple[Any, Any]:
         """One call of the model's method for a steady pair."""
         _, chunk, micro_batch = forward
         _, back_chunk, back_micro_batch = backward

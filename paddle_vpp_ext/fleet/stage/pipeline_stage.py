@@ -30,16 +30,16 @@ class PipelineStage:
     ``engine`` is one of the classes in pipeline.py.
     """
 
-    def __init__(self, engine, boundaries: Boundaries):
+    def __init__(self, engine: Any, boundaries: Boundaries):
         self._engine, self._boundaries = engine, boundaries
         self._layers = engine._layers
         self._locations = versions.micro_step_locations()
         self._p, self._rank = engine.num_stages, engine.stage_id
         self._num_chunks = self._layers.get_num_virtual_stages()
         self._last_part = self._p * self._num_chunks - 1
-        self._saved: dict[tuple[int, int], SavedForBackward] = {}
+        self._saved: dict[tuple[int, int], Any] = {}  # SavedForBackward; a stage of another kind may save something else
 
-    def begin(self, batches: MicroBatches, training: bool, compute_loss: bool, loss_fn_idx: int, scaler) -> None:
+    def begin(self, batches: MicroBatches, training: bool, compute_loss: bool, loss_fn_idx: int, scaler: Any) -> None:
         """Starts a step; what an earlier one that failed has left is dropped."""
         self._saved.clear()
         self._batches, self._training, self._compute_loss = batches, training, compute_loss
@@ -78,7 +78,7 @@ class PipelineStage:
         with versions.without_amp():
             if roots and grads is None:
                 self._backward_from_loss(roots[0])
-            elif roots:
+            elif roots and grads is not None:
                 backward_from(roots, grads)
         # A gradient that nothing asked for is zero: the other end waits for all that it needs.
         input_grads = [paddle.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
@@ -102,7 +102,8 @@ class PipelineStage:
         """The value that the chunk's forward gets, and the received tensors that need a gradient."""
         self._engine.set_virtual_pipeline_rank(chunk)
         if message is None:
-            value, leaves = self._batches.inputs(micro_batch), []
+            value = self._batches.inputs(micro_batch)
+            leaves: list[paddle.Tensor] = []
             self._batches.drop(micro_batch)
         else:
             leaves, value = self._take(*message)
@@ -127,7 +128,7 @@ class PipelineStage:
         self._call_back("BACKWARD_BEGIN", "B", input_tensor=value, output_tensor=output, output_tensor_grad=_in_form_of(output, grads))
         return saved
 
-    def _end_backward(self, seen, grads, input_grads) -> Payload:
+    def _end_backward(self, seen: tuple[Any, Any], grads: Any, input_grads: list[paddle.Tensor]) -> Payload:
         """What goes to the part before."""
         value, output = seen
         self._call_back(
@@ -145,7 +146,7 @@ class PipelineStage:
         """What callbacks of the backward get; held only if there are any. The data of the first part are not an input to them."""
         return (value if message else None, output) if self._observed else (None, None)
 
-    def _take(self, signature: Signature, tensors: list[paddle.Tensor]):
+    def _take(self, signature: Signature, tensors: list[paddle.Tensor]) -> tuple[list[paddle.Tensor], Any]:
         """The leaves that received tensors become, and the value that the chunk's forward gets."""
         given, leaves = [], []
         for tensor, spec in zip(tensors, signature.specs):
@@ -157,7 +158,7 @@ class PipelineStage:
             given.append(tensor)
         return leaves, unflatten(signature.form, given)
 
-    def _pack(self, chunk, micro_batch, output) -> Payload:
+    def _pack(self, chunk: int, micro_batch: int, output: Any) -> Payload:
         """The message of an output that goes to the next part."""
         part = self._part(chunk)
         form, tensors = flatten(output, f"the output of part {part} of the model ({self._name_of(chunk)})")
@@ -165,13 +166,13 @@ class PipelineStage:
         is_new = self._boundaries.announce(Transfer("F", part, micro_batch), signature)
         return Payload(tensors, signature if is_new else None)
 
-    def _finish(self, micro_batch, output) -> Optional[paddle.Tensor]:
+    def _finish(self, micro_batch: int, output: Any) -> Optional[paddle.Tensor]:
         """On the last part: the losses, or without one the output itself. Returns the root of the backward, if any."""
         if not self._compute_loss:
             self._outputs[micro_batch] = output
             return None
         labels = self._take_labels(micro_batch)
-        root = None
+        root: Any = None
         for k, function in enumerate(versions.loss_functions(self._layers)):
             loss = self._scaled(function(output, labels), k)
             self._keep_loss(k, micro_batch, loss)

@@ -10,8 +10,8 @@ tensor-parallel linears. All else stays ordinary backward, as part of I.
 
 import contextlib
 import threading
-from collections.abc import Hashable, Sequence
-from typing import Any, Callable
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, Callable, Optional
 
 import paddle
 from paddle import _C_ops
@@ -42,13 +42,13 @@ class SplitBackward:
 
     def __init__(self) -> None:
         self._deferred: dict[Hashable, list[_Deferred]] = {}
-        self._collected = None  # what the running input pass has put off
+        self._collected: Optional[list[_Deferred]] = None  # what the running input pass has put off
         self._whole: dict[int, Any] = {}  # parameters that stay whole, by id
-        self._seen_chunks = set()
-        self._observed = None  # {id: (parameter, products with it)} of a chunk's first forward
+        self._seen_chunks: set[int] = set()
+        self._observed: Optional[dict[int, tuple[Any, int]]] = None  # {id: (parameter, products with it)} of a chunk's first forward
 
     @contextlib.contextmanager
-    def forward(self, chunk: int):
+    def forward(self, chunk: int) -> Iterator[None]:
         """Around a chunk's forward: its products are made so that their backward can be split."""
         first = chunk not in self._seen_chunks
         self._observed = {} if first else None
@@ -64,7 +64,7 @@ class SplitBackward:
             self._whole.update({key: p for key, (p, count) in observed.items() if edges[key] > count})
 
     @contextlib.contextmanager
-    def input_pass(self, key: Hashable):
+    def input_pass(self, key: Hashable) -> Iterator[None]:
         """Around the backward of one chunk and micro-batch: the gradients of weights are put off until ``weight_pass(key)``."""
         before, self._collected = self._collected, []
         try:
@@ -84,6 +84,7 @@ class SplitBackward:
         self._deferred.clear()
 
     def _observe(self, x, weight, bias, transposed):
+        assert self._observed is not None, "a first forward runs"
         for parameter in (weight, bias):
             if parameter is not None and not parameter.stop_gradient and parameter.is_leaf:
                 _, count = self._observed.get(id(parameter), (parameter, 0))
@@ -112,7 +113,7 @@ class SplitBackward:
 class _Product:
     """One product x @ weight (+ bias), for the gradients of weight and bias."""
 
-    def __init__(self, emit, x, weight, bias, transposed) -> None:
+    def __init__(self, emit: Callable[[list[_Deferred]], None], x: Any, weight: Any, bias: Any, transposed: bool) -> None:
         self.emit, self.x, self.weight, self.bias, self.transposed = emit, x, weight, bias, transposed
         self.version = x.inplace_version
 
@@ -140,12 +141,12 @@ class _WithoutInput(PyLayer):
     """A product whose input needs no gradient. The anchor makes its output differentiable; the weight is no argument of the graph."""
 
     @staticmethod
-    def forward(ctx, anchor, product, apply):
+    def forward(ctx: Any, anchor: Any, product: _Product, apply: Callable[[Any], Any]) -> Any:
         ctx.product = product
         return apply(product.x)
 
     @staticmethod
-    def backward(ctx, gradient) -> None:
+    def backward(ctx: Any, gradient: Any) -> None:
         product, ctx.product = ctx.product, None
         product.put_off(gradient)
         return  # the anchor needs none
@@ -160,7 +161,7 @@ def _as(gradient, parameter):
 
 
 def _hand_in(deferred: list[_Deferred]) -> None:
-    sums = {}
+    sums: dict[int, tuple[Any, Any]] = {}
     with paddle.no_grad(), without_amp():
         for parameter, compute in deferred:
             gradient = compute()
@@ -170,11 +171,11 @@ def _hand_in(deferred: list[_Deferred]) -> None:
             paddle.autograd.backward([p for p, _ in sums.values()], [g for _, g in sums.values()])
 
 
-def _edges_to(parameters, roots) -> dict[int, int]:
+def _edges_to(parameters: Sequence[Any], roots: Sequence[Any]) -> dict[int, int]:
     """How often each parameter is used in the graph of ``roots``, by the id of the parameter."""
     nodes = {id(p): p.grad_fn for p in parameters}  # kept: a node's identity lasts as long as somebody holds it
     counts, by_node = dict.fromkeys(nodes, 0), {id(node): key for key, node in nodes.items()}
-    visited = {}
+    visited: dict[int, Any] = {}
     todo = [root.grad_fn for root in roots if root.grad_fn is not None]
     while todo:
         node = todo.pop()

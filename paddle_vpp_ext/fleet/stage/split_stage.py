@@ -1,5 +1,10 @@
 """The stage of schedules whose backward is split in two: I, then W."""
 
+from typing import Any, Optional
+
+import paddle
+
+from ..messages import Boundaries, Payload, Signature
 from .pipeline_stage import PipelineStage
 from .split_backward import SplitBackward
 
@@ -7,15 +12,15 @@ from .split_backward import SplitBackward
 class SplitStage(PipelineStage):
     """Puts off the gradients of weights from I to W, without a change to the model."""
 
-    def __init__(self, engine, boundaries) -> None:
+    def __init__(self, engine: Any, boundaries: Boundaries) -> None:
         super().__init__(engine, boundaries)
         self._split = SplitBackward()
 
-    def begin(self, *args) -> None:
+    def begin(self, *args: Any) -> None:
         super().begin(*args)
         self._split.clear()
 
-    def forward(self, chunk, micro_batch, message):
+    def forward(self, chunk: int, micro_batch: int, message: Optional[tuple[Signature, list[paddle.Tensor]]]) -> Any:
         if not self._training:
             return super().forward(chunk, micro_batch, message)
         with self._split.forward(chunk):
@@ -23,9 +28,9 @@ class SplitStage(PipelineStage):
         self._split.built(chunk, self._saved[chunk, micro_batch].roots)
         return payload
 
-    def backward_input(self, chunk, micro_batch, grads):
+    def backward_input(self, chunk: int, micro_batch: int, grads: Optional[list[paddle.Tensor]]) -> Payload:
         with self._split.input_pass((chunk, micro_batch)):
             return super().backward(chunk, micro_batch, grads)
 
-    def backward_weight(self, chunk, micro_batch) -> None:
+    def backward_weight(self, chunk: int, micro_batch: int) -> None:
         self._split.weight_pass((chunk, micro_batch))

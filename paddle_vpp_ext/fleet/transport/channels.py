@@ -18,6 +18,8 @@ import struct
 import threading
 import time
 import weakref
+from collections.abc import Sequence
+from typing import Any, Callable, Optional
 
 import paddle
 
@@ -33,26 +35,27 @@ _SETUP_TIMEOUT = 60.0  # seconds for the connections, once all processes have co
 _TICK = 1.0  # seconds between two calls of on_tick
 _SMALL = 64 * 1024  # bytes that take less time than a change of thread
 
+_Job = Callable[[Callable[[paddle.Tensor], None]], Any]
 _Key = collections.namedtuple("_Key", "source destination kind")  # stage, stage, "F" or "B"
 
 
 class Ticket:
     """The outcome of one job of a channel, some time. It serves as the task that Paddle's engines wait for."""
 
-    def __init__(self, channel) -> None:
+    def __init__(self, channel: "_Channel") -> None:
         self._channel = channel
         self._finished = threading.Event()
-        self._value = None
-        self._error = None
+        self._value: Any = None
+        self._error: Optional[BaseException] = None
         self.seen = False  # whether somebody has waited to the end, and so knows of an error
 
-    def done(self):
+    def done(self) -> bool:
         """Whether the job has ended, well or not."""
         return self._finished.is_set()
 
     is_completed = done  # Paddle's word for it
 
-    def wait(self, timeout=None, on_tick=None):
+    def wait(self, timeout: Optional[float] = None, on_tick: Optional[Callable[[], Any]] = None) -> Any:
         """Wait for the job and return its value.
 
         `timeout` is in seconds, None for the limit of the channels. `on_tick()` is called about every second
@@ -79,7 +82,7 @@ class Ticket:
 class _Limit:
     """How long one wait may take, and what is called about every second of it."""
 
-    def __init__(self, channel, timeout, on_tick) -> None:
+    def __init__(self, channel: "_Channel", timeout: Optional[float], on_tick: Optional[Callable[[], Any]]) -> None:
         self._what = channel.what
         self._seconds = channel.limit if timeout is None else timeout
         self._deadline = time.monotonic() + self._seconds
@@ -109,14 +112,14 @@ class Channels:
     Raises ValueError if this process is not one of them, TimeoutError if others do not connect.
     """
 
-    def __init__(self, ranks, timeout=1800.0) -> None:
+    def __init__(self, ranks: Sequence[int], timeout: float = 1800.0) -> None:
         self.rank = paddle.distributed.get_rank()
         self.ranks = list(ranks)
         if self.rank not in self.ranks:
             raise ValueError(f"rank {self.rank} is not in the pipeline {self.ranks}")
         self.stage = self.ranks.index(self.rank)
         self._timeout = timeout
-        self._channels = {}
+        self._channels: dict[_Key, _Channel] = {}
         _all.add(self)
         self._close = weakref.finalize(self, _close, self._channels)  # also when the process ends
         try:
@@ -125,7 +128,7 @@ class Channels:
             self.close()
             raise
 
-    def send(self, peer_stage, kind, job, size=None):
+    def send(self, peer_stage: int, kind: str, job: _Job, size: Optional[int] = None) -> Ticket:
         """Run `job(transfer)`, and return its Ticket.
 
         `transfer(tensor)` blocks until that tensor is on its way: it may be changed or freed then. The jobs of one
@@ -134,7 +137,7 @@ class Channels:
         """
         return self._post(_Key(self.stage, peer_stage, kind), job, size)
 
-    def receive(self, peer_stage, kind, job, size=None):
+    def receive(self, peer_stage: int, kind: str, job: _Job, size: Optional[int] = None) -> Ticket:
         """Like `send` for the other direction: `transfer(tensor)` blocks until the tensor is filled.
 
         Tensors arrive in the order in which they were sent; one of another size than the sent one is a ValueError. A
@@ -201,7 +204,7 @@ def _close(channels):
         channel.join()
 
 
-_all = weakref.WeakSet()
+_all: weakref.WeakSet[Channels] = weakref.WeakSet()
 
 
 def _let_go_in_child():
@@ -222,15 +225,17 @@ class _Channel:
     changes of thread would take longer than the message: those run in the thread that posts or waits.
     """
 
-    def __init__(self, what, sock, limit) -> None:
+    _transfer: Callable[[Optional[_Limit], paddle.Tensor], None]  # a method, by direction
+
+    def __init__(self, what: str, sock: socket.socket, limit: float) -> None:
         self.what, self.limit = what, limit
         self._sock = sock
-        self._jobs = collections.deque()
-        self._wakes = queue.SimpleQueue()  # one for each reason to look at the jobs, None to end
+        self._jobs: collections.deque[tuple[_Job, Ticket]] = collections.deque()
+        self._wakes: queue.SimpleQueue[Optional[bool]] = queue.SimpleQueue()  # one for each reason to look at the jobs, None to end
         self._running = threading.Lock()  # held by who runs jobs
-        self._thread = None
+        self._thread: Optional[threading.Thread] = None
         self._closed = False
-        self._first_failure = None  # the ticket that broke the channel
+        self._first_failure: Optional[Ticket] = None  # the ticket that broke the channel
 
     def post(self, job, small):
         """`small`: the job's size in bytes if it is known and small, else False."""

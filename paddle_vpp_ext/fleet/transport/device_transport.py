@@ -45,7 +45,7 @@ class DeviceTransport:
         return [json.loads(other[:size].tobytes()) for other, size in zip(self._all_gather(padded), sizes)]
 
     def _all_gather(self, array):
-        everybody = []
+        everybody: list[paddle.Tensor] = []
         dist.all_gather(everybody, paddle.to_tensor(array), group=self._groups["F"])
         return [tensor.numpy() for tensor in everybody]
 
@@ -55,7 +55,7 @@ class DeviceTransport:
                 self._boundaries.check_gradients(transfer, payload.tensors)
         if self._with_headers:
             return self._one_message(sends, receives)
-        operations = {id(group): [] for group in self._groups.values()}
+        operations: dict[int, list[Any]] = {id(group): [] for group in self._groups.values()}
         of = lambda transfer: operations[id(self._groups[transfer.kind])]
         values = []
         for transfer, payload in sends:
@@ -63,6 +63,7 @@ class DeviceTransport:
                 of(transfer).append(self._operation(dist.isend, tensor.contiguous(), transfer.kind, transfer.to_part))
         for transfer in receives:
             message = self._boundaries.empty_message(transfer)
+            assert message is not None, "without headers it is known what comes"
             for tensor in tensors_of(message):
                 of(transfer).append(self._operation(dist.irecv, tensor, transfer.kind, transfer.part))
             values.append(message)
@@ -75,7 +76,8 @@ class DeviceTransport:
 
     def _one_message(self, sends, receives):
         assert len(sends) + len(receives) == 1, "with headers an exchange holds one transfer"
-        for transfer, payload in sends:
+        if sends:
+            transfer, payload = sends[0]
             send_message(lambda tensor: self._now(dist.isend, tensor, transfer.kind, transfer.to_part), payload.tensors, payload.header)
             return Pending([_Ticket(_Call([]), None)], [])
         transfer = receives[0]
@@ -92,7 +94,7 @@ class DeviceTransport:
 class _Call:
     """A grouped call under way. It keeps what is sent, maybe a contiguous copy, until it is done."""
 
-    def __init__(self, operations) -> None:
+    def __init__(self, operations: list[Any]) -> None:
         self._operations = operations
         self._tasks = dist.batch_isend_irecv(operations) if operations else []
 
@@ -108,7 +110,7 @@ class _Call:
 class _Ticket:
     """One transfer of a call; ``wait`` makes the device's computation wait for it, not the host."""
 
-    def __init__(self, call, value) -> None:
+    def __init__(self, call: _Call, value: Any) -> None:
         self._call, self._value = call, value
         self.done = call.done
 

@@ -2,13 +2,14 @@
 
 import functools
 import math
+from typing import Any, Callable
 
 import paddle
 
 from ..patches import Patches
 
 
-def route_paddle_p2p(channels):
+def route_paddle_p2p(channels: Any) -> Callable[[], None]:
     """Send what Paddle's own pipeline engines send through `channels`, and return a function that undoes it.
 
     Without this they fail on CPU at the first transfer. Only one route at a time.
@@ -19,11 +20,11 @@ def route_paddle_p2p(channels):
 
 
 class _Route:
-    def __init__(self, channels, module) -> None:
+    def __init__(self, channels: Any, module: Any) -> None:
         self._channels = channels
         self._module = module
         self._kind = "F"  # of what Paddle is about to transfer
-        self._posted = []
+        self._posted: list[Any] = []
         p = len(channels.ranks)
         self._next, self._previous = (channels.stage + 1) % p, (channels.stage - 1) % p
 
@@ -119,11 +120,11 @@ class _Route:
 class _Overlay:
     """A module seen through a few replacements."""
 
-    def __init__(self, module, **replacements) -> None:
+    def __init__(self, module: Any, **replacements: Any) -> None:
         self._module = module
         self.__dict__.update(replacements)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
 
 

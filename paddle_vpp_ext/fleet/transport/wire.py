@@ -5,23 +5,24 @@ import math
 import select
 import socket
 import struct
+from typing import Any
 
 try:
     import fcntl
-except ImportError:  # not a Unix
-    fcntl = None
+except ImportError:
+    fcntl = None  # type: ignore[assignment]  # not a Unix
 
 _LENGTH = struct.Struct("!Q")  # goes before the bytes of each tensor
 _SIOCOUTQ = 0x5411  # Linux: bytes that are sent and not acknowledged yet
 
 
-def listen(host, backlog):
+def listen(host: str, backlog: int) -> socket.socket:
     """A listening socket on a free port of ``host``, and on no other address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, 0), family=family, backlog=max(1, backlog))
 
 
-def tune(sock) -> None:
+def tune(sock: socket.socket) -> None:
     """Makes a connection send at once, and find out when the other machine is gone."""
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -32,7 +33,7 @@ def tune(sock) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def send_tensor(sock, tensor) -> None:
+def send_tensor(sock: socket.socket, tensor: Any) -> None:
     """Blocks until the tensor is on its way: it may be changed or freed then."""
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
@@ -46,7 +47,7 @@ def send_tensor(sock, tensor) -> None:
         sock.sendall(data[sent - len(head) :])
 
 
-def receive_tensor(sock, tensor, limit) -> None:
+def receive_tensor(sock: socket.socket, tensor: Any, limit: Any) -> None:
     """Fills a contiguous tensor; ``limit`` as in receive_into. ValueError if the sent one has another number of bytes."""
     if not tensor.is_contiguous():
         raise ValueError("a tensor to be filled must be contiguous")
@@ -64,7 +65,7 @@ def receive_tensor(sock, tensor, limit) -> None:
     receive_into(sock, data[count - len(head) :], limit)
 
 
-def receive_into(sock, data, limit=None) -> None:
+def receive_into(sock: socket.socket, data: memoryview, limit: Any = None) -> None:
     """Fill `data`; `limit` is that of a waiting caller, None in a thread that may block for ever."""
     while len(data):
         data = data[_receive_some(sock, [data], limit) :]
@@ -84,7 +85,7 @@ def _receive_some(sock, buffers, limit):
         return count
 
 
-def has_room(sock, size):
+def has_room(sock: socket.socket, size: int) -> bool:
     """Whether the connection takes that many bytes without blocking. Known on Linux, elsewhere taken for no."""
     try:
         unsent = struct.unpack("i", fcntl.ioctl(sock, _SIOCOUTQ, b"\0" * 4))[0]
