@@ -38,7 +38,7 @@ def environment(**options):
 
 
 def rank_environment(rank, ranks, port):
-    """What ``paddle.distributed.launch --devices 0,1,...`` sets for a rank, for who starts the processes himself. Ports from ``port`` on."""
+    """What ``paddle.distributed.launch --devices 0,1,...`` sets for a rank, for processes started otherwise. Ports from ``port`` on."""
     endpoints = [f"127.0.0.1:{port + 1 + n}" for n in range(ranks)]
     return {
         "PADDLE_DISTRI_BACKEND": "xccl",

@@ -41,7 +41,7 @@ class Lines(logging.Handler):
         self.texts.append(record.getMessage())
 
 
-def train(count, slow, num_chunks, schedule, micro_batches, failing=None):
+def train(count, slow, num_chunks, schedule, micro_batches, failing=None, **flags):
     """Per step with m of ``micro_batches`` (0: an evaluation with m=3): the loss; and the costs, the digests of the plans, the log."""
     from paddle_vpp_ext.log import logger
 
@@ -50,7 +50,7 @@ def train(count, slow, num_chunks, schedule, micro_batches, failing=None):
     before = logging.root.manager.disable
     logging.disable(logging.NOTSET)
     try:
-        engine, optimizer = build(descs(count, slow), num_chunks, schedule, micro_batches[0], seg_method="layer:Block|SlowBlock")
+        engine, optimizer = build(descs(count, slow), num_chunks, schedule, micro_batches[0], seg_method="layer:Block|SlowBlock", **flags)
         losses, digests = [], []
         for step, m in enumerate(micro_batches):
             engine.accumulate_steps = m or 3
@@ -119,6 +119,16 @@ def test_a_limit_in_bytes_is_kept_by_measured_activations():
     costs = per_rank[0][1]
     size = ROWS * WIDTH * 4  # a block keeps its input and its output, which the backward of tanh needs
     assert list(costs.activation[1:5]) == [2 * size] * 4
+
+
+def train_without_cache():
+    return train(2, (), 1, "auto:profile=2", (2, 2, 2), clear_every_step_cache=True)
+
+
+def test_steps_are_measured_also_where_each_forgets_its_shapes():
+    per_rank = get_pool(2).run(train_without_cache, timeout=60)
+    check_losses(per_rank, expected_losses(2, (), (2, 2, 2)))
+    assert all(costs.hop > 0 for _, costs, *_ in per_rank)
 
 
 def test_a_step_that_failed_is_not_counted():

@@ -33,7 +33,7 @@ def test_a_file_may_leave_fields_out(tmp_path):
 @pytest.mark.parametrize(
     "content, named",
     [
-        ("{", "no JSON"),
+        ("{", "not a JSON"),
         ("[1]", "object"),
         ({"forwards": 1}, "'forwards'"),
         ({"forward": "1"}, "forward"),
@@ -77,7 +77,7 @@ def test_memory_limits_are_read(text, memory):
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "0", "8 GB/s", "1e9", "8 micro-batches", "inf"])
 def test_other_texts_are_no_memory_limit(text):
-    with pytest.raises(ValueError, match="no memory limit"):
+    with pytest.raises(ValueError, match="not a memory limit"):
         read_memory(text)
 
 

@@ -135,9 +135,9 @@ class StepRunner:
             self._give_up(error)
             raise
         self._watchdog.end()
+        look.end_step()
         if engine._clear_every_step_cache:
             self.boundaries.forget()
-        look.end_step()
         return result if kind.compute_loss else self.stage.outputs()
 
     def _run_program(self, batches, scaler, kind, with_headers, look):
