@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 TOLERANCE = 1e-6
 LIMIT = 170  # seconds that a training may take
 GRACE = 30  # seconds in which it may end when it is told to
-OURS = "paddle_vpp_ext: pipeline schedule"  # what our engine logs at its start
+OURS = "pipeline schedule "  # what our engine logs at its start
 NUMBER = r"\d+(?:\.\d+)?(?:e-?\d+)?"
 
 
