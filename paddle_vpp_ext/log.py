@@ -25,13 +25,17 @@ _spoken = _WhereNobodyListens()
 
 
 def show() -> None:
-    """Has the logger's lines, infos too, on stderr where the application has not configured logging. Undone by ``hide``."""
+    """Has the logger's lines, infos too, where the application's logging goes, or on stderr where it has configured none.
+
+    A level that the application has given this logger stays. Undone by ``hide``.
+    """
     logger.addHandler(_spoken)
-    if logger.level == logging.NOTSET and not logging.getLogger().handlers:
+    if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
 
 
 def hide() -> None:
     """The inverse of ``show``."""
     logger.removeHandler(_spoken)
-    logger.setLevel(logging.NOTSET)
+    if logger.level == logging.INFO:
+        logger.setLevel(logging.NOTSET)

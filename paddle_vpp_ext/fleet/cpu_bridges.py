@@ -25,7 +25,7 @@ from typing import Any
 import paddle
 
 from . import group_stores
-from .device import is_cpu_only
+from .device import is_cpu
 from .patches import Patches
 
 _CHECKPOINT_CODE = ("paddle.distributed.flex_checkpoint.", "paddle.distributed.checkpoint.")
@@ -35,7 +35,7 @@ _patches = Patches()
 
 def install() -> None:
     """Make fleet work on this process's CPU-only Paddle. Call it before `fleet.init`; a second call does nothing."""
-    if _patches or not is_cpu_only():
+    if _patches or not is_cpu():
         return
     try:
         _install_backend()

@@ -58,31 +58,46 @@ class Cpu:
         return wait
 
 
-class Gpu:
-    """A device with streams, which computes what it was given some time later. Not run on any machine of this project."""
+class Accelerator:
+    """A device with streams, which computes what it was given some time later: a GPU, an XPU, or one behind a plug-in.
+
+    ``kind`` as in ``paddle.device.get_device()``. On GPUs it was not run on any machine of this project.
+    """
 
     is_cpu = False
 
-    def __init__(self) -> None:
-        self._side_stream = None
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._side_stream: Any = None
 
     def synchronize(self) -> None:
         """Waits until the device has done all that it was given."""
         paddle.device.synchronize()
 
     def mark(self) -> Mark:
-        """This moment of the computing stream, by an event; the host does not wait for it."""
-        event = paddle.device.Event("gpu", enable_timing=True)
+        """This moment of the computing stream: by an event on a GPU, for which the host does not wait; else it waits, and looks at its clock."""
+        if self.kind != "gpu":
+            self.synchronize()
+            return Mark(time.perf_counter(), 0)
+        event = paddle.device.cuda.Event(enable_timing=True)  # paddle.device.Event cannot be made the same way in all releases
         event.record()
         return Mark(event, paddle.device.cuda.memory_allocated())
 
     def milliseconds(self, start: Mark, end: Mark) -> float:
         """From one mark to a later one; the host waits for the latter."""
+        if self.kind != "gpu":
+            return (end.moment - start.moment) * 1e3
         end.moment.synchronize()
         return start.moment.elapsed_time(end.moment)
 
     def start_aside(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        """Runs ``function`` on a stream of its own, after all that was given before; what is returned has the device wait for it."""
+        """Runs ``function`` on a stream of its own, after all that was given before; what is returned has the device wait for it.
+
+        On other devices than a GPU it just runs: right, and not beside anything.
+        """
+        if self.kind != "gpu":
+            done = function()
+            return lambda: done
         cuda = paddle.device.cuda
         self._side_stream = side = self._side_stream or cuda.Stream()
         side.wait_stream(cuda.current_stream())
@@ -96,16 +111,21 @@ class Gpu:
         return wait
 
 
-_cpu, _gpu = Cpu(), Gpu()
+_cpu = Cpu()
+_accelerators: dict[str, Accelerator] = {}
 
 
-def is_cpu_only() -> bool:
-    """Whether this Paddle can compute on nothing but the CPU."""
-    if paddle.is_compiled_with_cuda() or paddle.is_compiled_with_xpu():
-        return False
-    return not paddle.device.get_all_custom_device_type()
+def kind() -> str:
+    """What this process computes on, by Paddle's word: cpu, gpu, xpu, or a plug-in's name. A GPU build told to run on CPU is a CPU."""
+    return str(paddle.device.get_device()).partition(":")[0]
 
 
-def current() -> Union[Cpu, Gpu]:
+def is_cpu() -> bool:
+    """Whether this process computes on the CPU."""
+    return kind() == "cpu"
+
+
+def current() -> Union[Cpu, Accelerator]:
     """This process's device."""
-    return _gpu if paddle.is_compiled_with_cuda() else _cpu
+    name = kind()
+    return _cpu if name == "cpu" else _accelerators.setdefault(name, Accelerator(name))

@@ -14,7 +14,7 @@ import pool
 from paddle_vpp_ext.fleet import device
 from paddle_vpp_ext.fleet.transport.channels import Channels
 
-pytestmark = pytest.mark.skipif(not device.is_cpu_only(), reason="this Paddle is not CPU-only")
+pytestmark = pytest.mark.skipif(not device.is_cpu(), reason="this Paddle is not CPU-only")
 
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64"]
 SHAPES = [[5], [2, 3], [], [0, 3], [1]]

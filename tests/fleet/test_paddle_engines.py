@@ -16,7 +16,7 @@ from paddle_vpp_ext.fleet.transport.channels import Channels
 from paddle_vpp_ext.fleet.transport.paddle_p2p import route_paddle_p2p
 from training import set_options
 
-pytestmark = pytest.mark.skipif(not device.is_cpu_only(), reason="this Paddle is not CPU-only")
+pytestmark = pytest.mark.skipif(not device.is_cpu(), reason="this Paddle is not CPU-only")
 
 WIDTH, BLOCKS, STEPS, ROWS = 8, 8, 3, 2
 

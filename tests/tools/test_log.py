@@ -31,5 +31,7 @@ def test_enabled_it_speaks_where_nobody_listens():
 def test_what_the_application_configures_counts():
     configure = "import logging; logging.basicConfig(format='mine %(message)s', level=logging.{})"
     show = ("from paddle_vpp_ext import log", "log.show()")
-    assert said(configure.format("WARNING"), *show)[1].splitlines() == ["mine careful"]
+    level = "logging.getLogger('paddle_vpp_ext').setLevel(logging.WARNING)"
+    assert said(configure.format("WARNING"), *show)[1].splitlines() == ["mine hello", "mine careful"]
+    assert said(configure.format("INFO"), level, *show)[1].splitlines() == ["mine careful"]
     assert said(*show, configure.format("INFO"))[1].splitlines() == ["mine hello", "mine careful"]

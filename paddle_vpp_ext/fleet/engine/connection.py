@@ -9,6 +9,10 @@ from .. import device
 from ..messages import Boundaries
 from ..observe.failure import FailureBoard
 from ..observe.watchdog import Watchdog
+from ..transport.channel_transport import ChannelTransport
+from ..transport.channels import Channels
+from ..transport.device_transport import DeviceTransport
+from ..transport.meeting import Meeting
 from ..transport.protocol import PipelineTransport, Promises
 
 _engines = itertools.count()
@@ -26,7 +30,7 @@ class Connection:
         self.ranks = list(engine.pp_group.ranks)
         self._number = next(_engines)  # the same on all ranks, which make their engines in one order
         self._attempts = 0
-        self._on_channels = device.is_cpu_only()
+        self._on_channels = device.is_cpu()
         self.promises = Promises(False, False) if self._on_channels else Promises(not overlap_p2p, True)
         self.transport: Optional[PipelineTransport] = None
         self.board: Optional[FailureBoard] = None
@@ -50,16 +54,11 @@ class Connection:
         self.transport = None
 
     def _make_transport(self, board):
+        meeting = Meeting(Channels(self.ranks, self._timeout), board, self._timeout, self._watchdog)
         if self._on_channels:
-            from ..transport.channel_transport import ChannelTransport
-            from ..transport.channels import Channels
-
-            channels = Channels(self.ranks, self._timeout)
-            return ChannelTransport(channels, self._boundaries, board, self._timeout, self._watchdog)
-        from ..transport.device_transport import DeviceTransport
-
+            return ChannelTransport(meeting, self._boundaries)
         groups = {"F": self._engine.pp_group, "B": self._second_group() if self._overlap_p2p else self._engine.pp_group}
-        return DeviceTransport(self.ranks, self._engine.stage_id, groups, self._boundaries)
+        return DeviceTransport(meeting, groups, self._boundaries)
 
     def _meet_replicas(self, board):
         """A replica in which the step did not fail is still summing its gradients: they must not meet those of the next step."""

@@ -181,7 +181,7 @@ class _PlannedPipeline:
 
     def register_allreduce_overlap_hook(self, model: Any, comm_group: Any, *args: Any, **kwargs: Any) -> None:
         """Makes the buffers that synchronise gradients with the other replicas."""
-        if device.is_cpu_only():
+        if device.is_cpu():
             self._chunk_2_comm_buffers.update(gradient_sync.buffers_of(model, comm_group))
         else:
             super().register_allreduce_overlap_hook(model, comm_group, *args, **kwargs)  # type: ignore[misc]  # Paddle's

@@ -83,7 +83,7 @@ def _wrap(paddles_class, layers, hcg, strategy):
 def _paddles_own(paddles_class, layers, hcg, strategy):
     versions.check_paddles_own(layers)
     model = paddles_class(layers, hcg, strategy=strategy)
-    if device.is_cpu_only():
+    if device.is_cpu():
         from ..transport.channels import Channels
         from ..transport.paddle_p2p import route_paddle_p2p
 

@@ -84,7 +84,7 @@ class GradientSync:
     def __init__(self, engine: Any):
         self._engine = engine
         # With one chunk Paddle's buffers start by themselves, after the last gradient.
-        self._starts = engine._comm_overlap and (engine._num_chunks > 1 or device.is_cpu_only())
+        self._starts = engine._comm_overlap and (engine._num_chunks > 1 or device.is_cpu())
 
     def begin(self) -> None:
         """Before a step: Paddle's buffers count the backwards, and one that failed has left counts behind."""

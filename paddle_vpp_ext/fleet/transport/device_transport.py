@@ -1,16 +1,14 @@
 """The transport on devices: Paddle's public P2POp and batch_isend_irecv."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import paddle
 import paddle.distributed as dist
 
 from ...executor import Pending
 from ...schedule.dependencies import Transfer
 from ..messages import Boundaries, Payload, receive_message, send_message, tensors_of
+from .meeting import Meeting
 
 
 class DeviceTransport:
@@ -18,11 +16,12 @@ class DeviceTransport:
 
     With two ``groups``, for activations (F) and for gradients (B), exchanges run beside the
     computation, one grouped call for each kind: the device waits for what comes when it needs it.
-    With one it waits at once. The host never waits, but for headers.
+    With one it waits at once. The host never waits, but for headers; what ranks agree on goes over the hosts' ``meeting``.
     """
 
-    def __init__(self, ranks: Sequence[int], stage: int, groups: dict[str, Any], boundaries: Boundaries):
-        self._ranks, self._stage, self._groups = list(ranks), stage, groups
+    def __init__(self, meeting: Meeting, groups: dict[str, Any], boundaries: Boundaries):
+        self._ranks, self._groups = meeting.channels.ranks, groups
+        self._meeting, self.gather = meeting, meeting.gather
         self._boundaries = boundaries
         self._overlap = groups["F"] is not groups["B"]
         self.blocking = not self._overlap
@@ -34,20 +33,8 @@ class DeviceTransport:
         self.blocking = with_headers or not self._overlap
 
     def close(self) -> None:
-        """Nothing to end: the group belongs to fleet."""
-
-    def gather(self, value: Any) -> list[Any]:
-        """Everybody's ``value`` (plain data that JSON can hold), in the order of the stages. The host waits."""
-        data = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
-        sizes = [int(size[0]) for size in self._all_gather(np.array([data.size], dtype=np.int64))]
-        padded = np.zeros(max(sizes), dtype=np.uint8)
-        padded[: data.size] = data
-        return [json.loads(other[:size].tobytes()) for other, size in zip(self._all_gather(padded), sizes)]
-
-    def _all_gather(self, array):
-        everybody: list[paddle.Tensor] = []
-        dist.all_gather(everybody, paddle.to_tensor(array), group=self._groups["F"])
-        return [tensor.numpy() for tensor in everybody]
+        """Ends the meeting, by which the others learn of it; the groups belong to fleet."""
+        self._meeting.close()
 
     def exchange(self, sends: Sequence[tuple[Transfer, Payload]], receives: Sequence[Transfer]) -> Pending:
         for transfer, payload in sends:

@@ -7,6 +7,8 @@ import socket
 import struct
 from typing import Any
 
+import numpy as np
+
 try:
     import fcntl
 except ImportError:
@@ -35,7 +37,7 @@ def tune(sock: socket.socket) -> None:
 
 def send_tensor(sock: socket.socket, tensor: Any) -> None:
     """Blocks until the tensor is on its way: it may be changed or freed then."""
-    if not tensor.is_contiguous():
+    if not isinstance(tensor, np.ndarray) and not tensor.is_contiguous():
         tensor = tensor.contiguous()
     data = _memory_of(tensor)
     head = _LENGTH.pack(len(data))
@@ -49,7 +51,7 @@ def send_tensor(sock: socket.socket, tensor: Any) -> None:
 
 def receive_tensor(sock: socket.socket, tensor: Any, limit: Any) -> None:
     """Fills a contiguous tensor; ``limit`` as in receive_into. ValueError if the sent one has another number of bytes."""
-    if not tensor.is_contiguous():
+    if not isinstance(tensor, np.ndarray) and not tensor.is_contiguous():
         raise ValueError("a tensor to be filled must be contiguous")
     data = _memory_of(tensor)
     head = bytearray(_LENGTH.size)
@@ -96,7 +98,9 @@ def has_room(sock: socket.socket, size: int) -> bool:
 
 
 def _memory_of(tensor):
-    """The memory of a contiguous CPU tensor of any dtype, as bytes and without a copy."""
+    """The memory of a contiguous CPU tensor of any dtype, or of an array, as bytes and without a copy."""
+    if isinstance(tensor, np.ndarray):
+        return memoryview(tensor).cast("B") if tensor.size else memoryview(b"")
     if not tensor.place.is_cpu_place():
         raise ValueError(f"only tensors in CPU memory can be transferred, not one on {tensor.place}")
     size = math.prod(tensor.shape) * tensor.element_size()
