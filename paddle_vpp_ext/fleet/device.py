@@ -75,7 +75,7 @@ class Accelerator:
         paddle.device.synchronize()
 
     def mark(self) -> Mark:
-        """This moment of the computing stream: by an event on a GPU, for which the host does not wait; else it waits, and looks at its clock."""
+        """This moment of the computing stream: by an event on a GPU, without a wait of the host; else the host waits for it."""
         if self.kind != "gpu":
             self.synchronize()
             return Mark(time.perf_counter(), 0)

@@ -11,7 +11,8 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from programs import HANG, run  # noqa: E402
+from device import environment  # noqa: E402
+from programs import HANG, LIMIT, START, run  # noqa: E402
 
 
 def check(result, *expected):

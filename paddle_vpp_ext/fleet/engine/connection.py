@@ -57,6 +57,7 @@ class Connection:
         meeting = Meeting(Channels(self.ranks, self._timeout), board, self._timeout, self._watchdog)
         if self._on_channels:
             return ChannelTransport(meeting, self._boundaries)
+        self._watchdog.board = board
         groups = {"F": self._engine.pp_group, "B": self._second_group() if self._overlap_p2p else self._engine.pp_group}
         return DeviceTransport(meeting, groups, self._boundaries)
 

@@ -4,6 +4,7 @@ Costs an action one append to a deque, and a wait that really waits one read of 
 """
 
 import collections
+import os
 import sys
 import threading
 import time
@@ -16,7 +17,8 @@ from ...diagnosis import RECENT, line_of, text_of
 from ...instruments import Instrument
 from ...log import logger
 
-_LOOK = 1.0  # seconds between two looks of the watchdog
+_LOOK = 0.5  # seconds between two looks of the watchdog
+_STUCK = 0.5  # seconds without going on after which a rank on a device looks whether another has failed: before that one may end
 
 
 class Watchdog(Instrument):
@@ -30,6 +32,8 @@ class Watchdog(Instrument):
         self.step = 0
         self.waits: Optional[tuple[Callable[[], str], int, float]] = None
         self.recent: collections.deque[Any] = collections.deque(maxlen=RECENT)
+        # On a device, where the host may wait in an operation that ends only if a peer does its part: where failures are told.
+        self.board: Any = None
         self.instruction = self.recent.append  # type: ignore[method-assign, assignment]  # an event costs no more than this
         self._program: Sequence[Any] = ()
         self.thread: Optional[int] = None
@@ -111,8 +115,22 @@ def _look(watchdog, seen):
     before, since, told = seen.get(watchdog, (None, now, False))
     if moved is None or moved != before:
         seen[watchdog] = moved, now, False
-    elif not told and now - since >= watchdog.limit:
+        return
+    if watchdog.board is not None and now - since >= _STUCK:
+        _end_if_a_peer_failed(watchdog)
+    if not told and now - since >= watchdog.limit:
         seen[watchdog] = moved, since, True
         frame = sys._current_frames().get(watchdog.thread)
         stack = "".join(traceback.format_stack(frame)) if frame else ""
         logger.error(f"not gone on for {watchdog.limit:g} s, waiting for no other rank:\n{stack}{line_of(watchdog.describe())}")
+
+
+def _end_if_a_peer_failed(watchdog):
+    """Ends this process with the words of the rank that failed: what the device waits for will not come, and nothing interrupts it."""
+    try:
+        watchdog.board.look()
+    except Exception as error:
+        watchdog.log(error)
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.stderr.flush()
+        os._exit(1)
