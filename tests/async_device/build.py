@@ -48,7 +48,8 @@ def _compile(compiler, folder):
     handle, made = tempfile.mkstemp(dir=CACHE, suffix=".so")  # not in the folder: Paddle loads every library there
     os.close(handle)
     sources = sorted(str(path) for path in HERE.glob("*.cc"))
-    command = [compiler, *FLAGS, f"-I{_paddle() / 'include'}", *sources, "-o", made, "-lpthread", "-ldl"]
+    includes, library = f"-I{_paddle() / 'include'}", str(_paddle() / "base" / "libpaddle.so")
+    command = [compiler, *FLAGS, includes, *sources, library, "-o", made, "-lpthread", "-ldl"]
     try:
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode:

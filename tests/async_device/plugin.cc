@@ -1,5 +1,5 @@
 // An asynchronous accelerator made of host memory and threads, for Paddle's custom device interface (device_ext.h).
-// Kernels are Paddle's CPU ones, by its fallback: it copies their inputs to the host and their outputs back.
+// Kernels are Paddle's CPU ones (but kernels.h), by its fallback: it copies their inputs to the host and their outputs back.
 #include "plugin.h"
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 
 #include "collectives.h"
 #include "communicator.h"
+#include "kernels.h"
 #include "memory.h"
 #include "report.h"
 #include "settings.h"
@@ -24,6 +25,22 @@ void exit_first() { std::atexit(let_exit); }
 
 namespace {
 
+// Before a blocking copy Paddle waits for its calculation stream. That is a part of the copy, and no synchronize of the
+// program's: what this thread calls next decides.
+thread_local bool has_waited = false;
+thread_local Clock waited_for;
+
+}  // namespace
+
+void settle() {
+  if (!has_waited) return;
+  has_waited = false;
+  ++Counters::get().stream_synchronizes;
+  Checker::get().host_learns(waited_for);
+}
+
+namespace {
+
 const size_t kDevices = 8;  // all alike, so that each rank may have its own
 const size_t kDeviceBytes = size_t(4) << 30;
 
@@ -34,17 +51,6 @@ C_Status ok_device(const C_Device) { return C_SUCCESS; }
 C_Status set_device(const C_Device device) { current_device = device->id; return C_SUCCESS; }
 C_Status get_device(const C_Device device) { device->id = current_device; return C_SUCCESS; }
 
-// Before a blocking copy Paddle waits for its calculation stream. That is a part of the copy, and no synchronize of the
-// program's: what this thread calls next decides.
-thread_local bool has_waited = false;
-thread_local Clock waited_for;
-
-void settle() {  // it was a synchronize
-  if (!has_waited) return;
-  has_waited = false;
-  ++Counters::get().stream_synchronizes;
-  Checker::get().host_learns(waited_for);
-}
 void settle_as_copy() {
   has_waited = false;
   ++Counters::get().blocking_copies;
@@ -256,6 +262,7 @@ EXPORTED void InitPlugin(CustomRuntimeParams* params) {
   async_device::set_stream_part(params->interface);
   async_device::set_memory_part(params->interface);
   async_device::set_collectives(params->interface);
+  async_device::register_kernels();
   async_device::exit_first();
 }
 

@@ -22,4 +22,7 @@ C_Status guarded(Work work) {
 // have made objects whose end waits for the device.
 void exit_first();
 
+// What this thread calls is no copy: if it has waited for a stream just before, that was a synchronize.
+void settle();
+
 }  // namespace async_device

@@ -80,6 +80,26 @@ size_t bytes_of(C_DataType type) {
   }
 }
 
+double value_at(const void* memory, C_DataType type, size_t i) {
+  switch (type) {
+    case FLOAT16: return static_cast<const Float16*>(memory)[i];
+    case BFLOAT16: return static_cast<const BFloat16*>(memory)[i];
+    case FLOAT32: return static_cast<const float*>(memory)[i];
+    case FLOAT64: return static_cast<const double*>(memory)[i];
+    default: throw std::runtime_error("no float");
+  }
+}
+
+void set_value(void* memory, C_DataType type, size_t i, double value) {
+  switch (type) {
+    case FLOAT16: static_cast<Float16*>(memory)[i] = float(value); return;
+    case BFLOAT16: static_cast<BFloat16*>(memory)[i] = float(value); return;
+    case FLOAT32: static_cast<float*>(memory)[i] = float(value); return;
+    case FLOAT64: static_cast<double*>(memory)[i] = value; return;
+    default: throw std::runtime_error("no float");
+  }
+}
+
 void reduce(const std::vector<const void*>& from, C_DataType type, C_CCLReduceOp op, size_t count, void* to) {
   switch (type) {
     case FLOAT16: return reduce_as<Float16, float>(from, op, count, to);

@@ -1,4 +1,4 @@
-// Sizes of Paddle's types, and reductions over the ranks' values, in the order of the ranks.
+// Sizes and values of Paddle's types, and reductions over the ranks' values, in the order of the ranks.
 #pragma once
 #include <cstddef>
 #include <vector>
@@ -8,6 +8,8 @@
 namespace async_device {
 
 size_t bytes_of(C_DataType type);
+double value_at(const void* memory, C_DataType type, size_t i);  // of floats
+void set_value(void* memory, C_DataType type, size_t i, double value);
 void reduce(const std::vector<const void*>& from, C_DataType type, C_CCLReduceOp op, size_t count, void* to);
 
 }  // namespace async_device

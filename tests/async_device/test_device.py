@@ -284,6 +284,64 @@ def test_collectives_have_the_right_values():
     check(run(program, 2, delay_us=2000), "right sent 400 races 0 freed in use 0")
 
 
+# Gradients
+
+ACCUMULATION = """
+weight, bias = paddle.create_parameter([8, 8], "float32"), paddle.create_parameter([8], "float32", is_bias=True)
+one = paddle.ones([8, 8])
+for round in range(10):
+    for p in (weight, bias): p.clear_gradient(False)
+    (paddle.matmul(one, weight) + bias).sum().backward()  # eights
+    for n in range(3):
+        paddle.autograd.backward([weight, bias], [one * 1.0, one.sum(0)])  # ones and eights, which nothing else holds
+    for p, value in ((weight, 11.0), (bias, 32.0)):
+        assert (p.grad.numpy() == value).all(), (round, p.grad)
+print("right, races", device.counter("races"), "freed in use", device.counter("freed_in_use"))
+"""
+
+
+def test_gradients_are_added_to_a_leaf_s_in_the_stream_s_order():
+    for seed in (1, 2):
+        check(run(ACCUMULATION, seed=seed, delay_us=500), "right, races 0 freed in use 0")
+
+
+def test_a_gradient_added_to_a_leaf_s_that_another_stream_writes_is_a_race():
+    program = """
+    weight, one = paddle.create_parameter([100], "float32"), paddle.ones([100])
+    paddle.autograd.backward([weight], [one])
+    raw = device.library()
+    calculation, side = raw.async_device_calculation_stream(0), raw.async_device_new_stream(0)
+    raw.async_device_stream_wait(side, calculation)
+    raw.async_device_copy(side, weight.grad.data_ptr(), one.data_ptr(), 400)
+    {wait}
+    paddle.autograd.backward([weight], [one])
+    print("races", device.counter("races"))
+    """
+    result = run(program.format(wait=""))
+    check(result, "races 1")
+    assert re.search(r"race: add of 400 bytes .* without having waited for copy of 400 bytes on stream", result.all), result.all
+    check(run(program.format(wait="raw.async_device_stream_wait(calculation, side)")), "races 0")
+
+
+def test_sums_are_those_of_the_cpu():
+    program = """
+    state = np.random.RandomState(0)
+    shapes = [([3, 4], [3, 4]), ([3, 4], [4]), ([3, 1, 2], [5, 1]), ([1], [2, 3]), ([], [3]), ([0, 3], [3]), ([2, 3], [1, 1])]
+    for kind in ("float32", "float64", "bfloat16", "float16"):
+        for both in shapes:
+            x, y = (paddle.to_tensor(np.array(3 * state.randn(*shape)), "float64").astype(kind) for shape in both)
+            at_least = "float64" if kind == "float64" else "float32"  # the CPU adds no halves
+            wanted = (x.astype(at_least).cpu() + y.astype(at_least).cpu()).astype(kind)
+            got = x + y
+            assert got.place.is_custom_place() and got.dtype == wanted.dtype and got.shape == wanted.shape, (kind, both, got)
+            assert (got.astype("float64").numpy() == wanted.astype("float64").numpy()).all(), (kind, both, got, wanted)
+    total = paddle.ones([4])
+    total += total
+    print("sum", float(total.sum()))
+    """
+    check(run(program), "sum 8.0")
+
+
 # Training
 
 TRAINING = """
