@@ -21,8 +21,6 @@ class Mark(NamedTuple):
 class Cpu:
     """The host itself: computation is done when the call returns."""
 
-    is_cpu = True
-
     def synchronize(self) -> None:
         """There is nothing to wait for."""
 
@@ -63,8 +61,6 @@ class Accelerator:
 
     ``kind`` as in ``paddle.device.get_device()``. On GPUs it was not run on any machine of this project.
     """
-
-    is_cpu = False
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

@@ -31,17 +31,6 @@ def read_slope(text: str) -> int:
     return int(text)
 
 
-def read_cap(text: str) -> float:
-    """A positive number of micro-batches."""
-    try:
-        cap = float(text)
-    except ValueError:
-        cap = 0.0
-    if not 0 < cap < float("inf"):
-        raise ValueError(f"{text!r} is not a positive number of micro-batches: write one as in 8 or 8.5")
-    return cap
-
-
 def read_steps(text: str) -> int:
     """A number of training steps, at least 1."""
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
@@ -64,12 +53,21 @@ def read_costs(text: str) -> Costs:
         raise ValueError(f"cannot read {text}: {error.strerror or error}") from None
 
 
+def read_cap(text: str) -> float:
+    """A positive number of micro-batches."""
+    return _positive(text, "micro-batches, as in 8 or 8.5")
+
+
 def read_seconds(text: str) -> float:
     """A positive number of seconds."""
+    return _positive(text, "seconds, as in 600")
+
+
+def _positive(text, what):
     try:
-        seconds = float(text)
+        number = float(text)
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ValueError(f"{text!r} is not a positive number of seconds: write one as in 600")
-    return seconds
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ValueError(f"{text!r} is not a positive number: write one of {what}")
+    return number
