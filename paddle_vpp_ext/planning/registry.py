@@ -100,7 +100,7 @@ def auto_note(
 ) -> str:
     """What ``auto`` chose and what it expects (the search is done once)."""
     if profile:
-        return f"VPP:groups=even until {profile} training steps are measured"
+        return f"VPP:groups=even until {profile} training steps after the first are measured"
     return str(search(num_stages, num_chunks, accumulate_steps, costs, memory, blocking))
 
 

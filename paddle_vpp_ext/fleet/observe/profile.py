@@ -99,8 +99,10 @@ def _wait(pending: Pending) -> None:
 
 
 class ProfiledSteps(Instrument):
-    """Measures the first ``count`` training steps of a runner, then has it plan anew; its programs are split meanwhile.
+    """Measures ``count`` training steps of a runner after its first one, then has it plan anew; its programs are split meanwhile.
 
+    In the first step much is done for the first time: a chunk's first forward is not split, and messages have headers, which
+    other threads allocate while an action runs.
     ``save``: a file into which the first rank writes the costs, for ``paddle-vpp plan --costs``; or None.
     """
 
@@ -136,7 +138,7 @@ class ProfiledSteps(Instrument):
         if not self._measures:
             return
         self._steps.append(self._samples)
-        if len(self._steps) == self._count:
+        if len(self._steps) == self._count + 1:
             runner = self._runner
             runner.split_backwards = False
             runner.remove(self)
@@ -144,8 +146,7 @@ class ProfiledSteps(Instrument):
 
     def _costs(self):
         runner = self._runner
-        # In the first step a chunk's first forward is not split, and much is done for the first time.
-        samples = [sample for step in self._steps[1:] or self._steps for sample in step]
+        samples = [sample for step in self._steps[1:] for sample in step]
         mine = summary(samples, runner.plans.num_chunks, self._device)
         runner.transport.gather(None)  # partners start together
         mine["hop"] = measure_hop(runner.transport, runner.boundaries, runner.stage_id, self._num_stages)
