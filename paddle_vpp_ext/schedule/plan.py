@@ -49,7 +49,20 @@ class Plan:
     def serial_programs(self) -> list[Program]:
         """The programs with one transfer per exchange, for a step whose messages carry headers."""
         assert self.events is not None  # plan_orders gives them
-        return programs_of(self._dependencies(), self.events, merge=False)
+        return programs_of(self._dependencies(), self.events, merge="none")
+
+    @cached_property
+    def one_kind_programs(self) -> list[Program]:
+        """The programs with exchanges of one kind, for activations and gradients on a communicator each.
+
+        A device may do one communicator's operation at a time, in the order of issue. Verified for that: as if
+        each exchange blocked its rank, in the order in which both communicators' are issued.
+        """
+        assert self.events is not None  # plan_orders gives them
+        dependencies = self._dependencies()
+        programs = programs_of(dependencies, self.events, merge="kind")
+        verify_programs(dependencies, programs)
+        return programs
 
     @cached_property
     def digest(self) -> str:

@@ -147,11 +147,17 @@ def _free_times(timing, cuts, rank, ahead):
     return np.concatenate((np.zeros(ahead), ends))[: len(ends)]
 
 
-def programs_of(dependencies: Dependencies, events: Events, merge: bool = True) -> list[Program]:
+def programs_of(dependencies: Dependencies, events: Events, merge: str = "all") -> list[Program]:
     """The programs with the events placed.
 
-    ``merge``: events at one point of a rank are one exchange. Without it each event is an exchange
-    of its own: slower, but each can be done in several messages (a header, then the payload).
+    ``merge``: which neighbours of the global order, at one point of a rank, are one exchange. ``all``; ``kind``: those of
+    one kind, where activations and gradients have a communicator each; ``none``: each event is an exchange of its
+    own, slower, but each can be done in several messages (a header, then the payload).
+
+        events      F3.1 F4.0 B6.0 F5.0
+        all         (F3.1 F4.0 B6.0 F5.0)
+        kind        (F3.1 F4.0) (B6.0) (F5.0)
+        none        (F3.1) (F4.0) (B6.0) (F5.0)
     """
     transfers = [dependencies.transfer(k) for k in events.number.tolist()]
     return [_program(dependencies, events, transfers, rank, merge) for rank in range(dependencies.num_stages)]
@@ -167,6 +173,10 @@ def _program(dependencies, events, transfers, rank, merge):
     sends: list[Transfer] = []
     receives: list[Transfer] = []
 
+    def is_open_to(transfer):
+        there = sends or receives
+        return merge == "all" or (merge == "kind" and bool(there) and there[0].kind == transfer.kind)
+
     def close():
         if sends or receives:
             program.append(Exchange(tuple(sends), tuple(receives)))
@@ -174,7 +184,7 @@ def _program(dependencies, events, transfers, rank, merge):
             receives.clear()
 
     for event, send, at in zip(mine.tolist(), is_send.tolist(), before.tolist()):
-        if at > done or not merge:
+        if at > done or not is_open_to(transfers[event]):
             close()
             program += order[done:at]
             done = at

@@ -150,7 +150,8 @@ def train(p, v, m, monkeypatch, overlap_p2p=False, overlap_pairs=False, dynamic=
             boundaries.begin("key")
             stage.begin(MicroBatches(data(m), m, 2, rank == 0, rank == p - 1), True, True, 0, None)
             transport.begin(with_headers)
-            programs = plan.serial_programs if with_headers else plan.programs
+            by_kind = overlap_p2p and not with_headers
+            programs = plan.one_kind_programs if by_kind else plan.serial_programs if with_headers else plan.programs
             startup = plan.startups[rank] if plan.startups else None
             run(resolve(programs[rank], rank, p, v, startup), stage, transport, overlap_p2p and not transport.blocking)
             losses += [loss.numpy() for loss in (stage.losses() or [[]])[0]]

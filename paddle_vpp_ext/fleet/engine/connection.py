@@ -31,7 +31,7 @@ class Connection:
         self._number = next(_engines)  # the same on all ranks, which make their engines in one order
         self._attempts = 0
         self._on_channels = device.is_cpu()
-        self.promises = Promises(False, False) if self._on_channels else Promises(not overlap_p2p, True)
+        self.promises = Promises(False, False, False) if self._on_channels else Promises(not overlap_p2p, True, overlap_p2p)
         self.transport: Optional[PipelineTransport] = None
         self.board: Optional[FailureBoard] = None
 

@@ -69,11 +69,16 @@ class Plans:
         key = accumulate_steps, training, with_headers, split
         if key not in self._programs:
             plan, rank = self.plan(accumulate_steps, training), self._rank
-            programs = plan.serial_programs if with_headers and self._promises.serial_headers else plan.programs
+            programs = self._programs_for(plan, with_headers)
             startup = plan.startups[rank] if plan.startups else None
             program = resolve(programs[rank], rank, self.num_stages, self.num_chunks, startup)
             self._programs[key] = split_backwards(program) if split else program
         return self._programs[key]
+
+    def _programs_for(self, plan, with_headers):
+        if with_headers and self._promises.serial_headers:
+            return plan.serial_programs
+        return plan.one_kind_programs if self._promises.one_kind else plan.programs
 
     def replan(self, costs: Costs, agree: Callable[[], Any]) -> bool:
         """Plans anew for measured costs. Where ``agree`` raises ValueError, as no plan fits into the memory, all stays as it was: False."""

@@ -99,6 +99,7 @@ class StepRunner:
         """A schedule that cannot run, or that the ranks have registered differently, is an error on all of them now."""
         try:
             fact = self.plans.plan(self.accumulate_steps).digest
+            self.plans.program(self.accumulate_steps, True, False)
         except ValueError as error:
             fact = str(error)
         check_agreement(self.transport.gather({"plan": fact}), self.ranks, "when the model is wrapped")

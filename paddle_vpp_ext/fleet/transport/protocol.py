@@ -9,11 +9,13 @@ class Promises(NamedTuple):
     """How a kind of transport carries a step, known before it is made: plans are placed for it.
 
     ``blocking``: an exchange is waited for before anything else is done. ``serial_headers``: in a step with headers an
-    exchange holds one transfer, which then is several messages.
+    exchange holds one transfer, which then is several messages. ``one_kind``: activations and gradients have a
+    communicator each, so an exchange holds one kind.
     """
 
     blocking: bool
     serial_headers: bool
+    one_kind: bool
 
 
 class PipelineTransport(Transport, Protocol):
