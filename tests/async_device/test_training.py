@@ -102,3 +102,21 @@ def test_a_rank_that_fails_ends_the_other_with_its_words(rank, kind):
     result = run(FAIL.replace("RANK", str(rank)).replace("KIND", kind), ranks=2, limit=40)
     assert not result.hung, result.all
     assert result.codes == [1, 1] and all("broken on purpose" in text for text in result.texts), result.all
+
+
+FIRST_STEP = (
+    START
+    + """
+engine, optimizer = build(descs(), 2, "VPP:groups=even,overlap_p2p_comm=on", 5)
+wrapped = device.bytes_sent()
+engine.train_batch(list(batch(0, 10)), optimizer)
+print(rank, wrapped, device.bytes_sent())
+assert len(wrapped) >= 2 and len(device.bytes_sent()) == len(wrapped), "a communicator was made within the step"
+assert sum(map(bool, wrapped)) >= 2, "not both have been connected"
+"""
+)
+
+
+def test_both_communicators_are_there_when_the_model_is_wrapped():
+    result = run(FIRST_STEP, ranks=2, limit=60, seed=1)
+    assert result.passed, result.all

@@ -59,7 +59,10 @@ class Connection:
             return ChannelTransport(meeting, self._boundaries)
         self._watchdog.board = board
         groups = {"F": self._engine.pp_group, "B": self._second_group() if self._overlap_p2p else self._engine.pp_group}
-        return DeviceTransport(meeting, groups, self._boundaries)
+        transport = DeviceTransport(meeting, groups, self._boundaries)
+        if self._attempts == 1:
+            transport.warm_up()
+        return transport
 
     def _meet_replicas(self, board):
         """A replica in which the step did not fail is still summing its gradients: they must not meet those of the next step."""

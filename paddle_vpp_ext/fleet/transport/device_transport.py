@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+import paddle
 import paddle.distributed as dist
 
 from ...executor import Pending
 from ...schedule.dependencies import Transfer
+from .. import device
 from ..messages import Boundaries, Payload, receive_message, send_message, tensors_of
 from .meeting import Meeting
 
@@ -26,6 +28,15 @@ class DeviceTransport:
         self._overlap = groups["F"] is not groups["B"]
         self.blocking = not self._overlap
         self._with_headers = False
+
+    def warm_up(self) -> None:
+        """Has every communicator made and connected now, on all ranks in one order, and not within the first step. The host waits."""
+        me, count = self._meeting.channels.stage, len(self._ranks)
+        for kind, way in (("F", 1), ("B", -1)):
+            sent, received = paddle.zeros([1]), paddle.zeros([1])
+            to, of = (me + way) % count, (me - way) % count
+            _Call([self._operation(dist.isend, sent, kind, to), self._operation(dist.irecv, received, kind, of)]).wait()
+            device.current().synchronize()
 
     def begin(self, with_headers: bool) -> None:
         """Starts a step. With headers each message is several calls, so its exchanges hold one transfer each and block."""
