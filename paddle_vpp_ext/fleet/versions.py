@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib
 from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
@@ -196,6 +197,20 @@ def default_store() -> Any:
     from paddle.base import core
 
     return core.create_or_get_global_tcp_store()
+
+
+def p2p_tasks_order_the_device() -> bool:
+    """Whether the wait of a batch's tasks has the device wait (3.0 on). In 2.6 its event is recorded too early."""
+    return hasattr(_batch_module(), "_coalescing_manager")
+
+
+def p2p_group(backend: str) -> contextlib.AbstractContextManager[None]:
+    """2.6: what is sent and received within is one operation of the device."""
+    return _batch_module()._with_batch_p2p_guard(backend)
+
+
+def _batch_module():
+    return importlib.import_module("paddle.distributed.communication.batch_isend_irecv")
 
 
 def scale_buffer_grads(buffer: Any) -> None:

@@ -58,6 +58,23 @@ def test_events_that_come_before_their_transfers_are_found():
     assert not result.passed and "without having waited for receive" in result.all, result.all
 
 
+# Paddle 2.6.2's batches: they are a group by this guard, and their tasks' events come early.
+AS_IN_2_6 = """
+import sys
+batches = sys.modules["paddle.distributed.communication.batch_isend_irecv"]
+del batches._coalescing_manager
+batches._with_batch_p2p_guard = lambda backend: device.group()
+"""
+
+
+def test_where_events_come_early_the_computing_stream_does_the_transfers():
+    """Without overlap_p2p_comm, which is refused with a warning."""
+    program = TRAIN.replace("descs =", AS_IN_2_6 + "descs =").replace("SCHEDULES", repr([SCHEDULES[0], SCHEDULES[1], SCHEDULES[3]]))
+    result = run(program, ranks=2, limit=100, seed=1, delay_us=500, events="early")
+    assert result.passed and result.all.count("trained") == 6, result.all
+    assert result.all.count("overlap_p2p_comm has no effect") == 1, result.all
+
+
 HOST_WAITS = (
     START
     + """

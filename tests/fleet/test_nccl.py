@@ -134,6 +134,7 @@ def train(p, v, m, monkeypatch, overlap_p2p=False, overlap_pairs=False, dynamic=
     world = World(p, not overlap_p2p, seed)
     stand_in = StandIn(world)
     monkeypatch.setattr(nccl, "dist", stand_in)
+    monkeypatch.setattr(nccl.versions, "p2p_tasks_order_the_device", lambda: True)
     engines = [Engine(r, p, v, m) for r in range(p)]
 
     def rank_main(rank, _):

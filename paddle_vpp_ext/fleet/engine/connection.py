@@ -5,7 +5,8 @@ from typing import Any, Optional
 
 import paddle
 
-from .. import device
+from ...log import logger
+from .. import device, versions
 from ..messages import Boundaries
 from ..observe.failure import FailureBoard
 from ..observe.watchdog import Watchdog
@@ -25,12 +26,19 @@ class Connection:
     """
 
     def __init__(self, engine: Any, overlap_p2p: bool, timeout: float, boundaries: Boundaries, watchdog: Watchdog):
+        self._on_channels = device.is_cpu()
+        if overlap_p2p and not self._on_channels and not versions.p2p_tasks_order_the_device():
+            overlap_p2p = False
+            if engine.stage_id == 0:
+                logger.warning(
+                    "overlap_p2p_comm has no effect: with this Paddle a device cannot wait for a transfer that runs beside its "
+                    "computation, so transfers take their turn in it; Paddle 3.0 can"
+                )
         self._engine, self._overlap_p2p, self._timeout = engine, overlap_p2p, timeout
         self._boundaries, self._watchdog = boundaries, watchdog
         self.ranks = list(engine.pp_group.ranks)
         self._number = next(_engines)  # the same on all ranks, which make their engines in one order
         self._attempts = 0
-        self._on_channels = device.is_cpu()
         self.promises = Promises(False, False, False) if self._on_channels else Promises(not overlap_p2p, True, overlap_p2p)
         self.transport: Optional[PipelineTransport] = None
         self.board: Optional[FailureBoard] = None

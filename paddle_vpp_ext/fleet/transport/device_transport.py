@@ -8,7 +8,7 @@ import paddle.distributed as dist
 
 from ...executor import Pending
 from ...schedule.dependencies import Transfer
-from .. import device
+from .. import device, versions
 from ..messages import Boundaries, Payload, receive_message, send_message, tensors_of
 from .meeting import Meeting
 
@@ -18,7 +18,8 @@ class DeviceTransport:
 
     With two ``groups``, for activations (F) and for gradients (B), exchanges run beside the
     computation, one grouped call for each kind: the device waits for what comes when it needs it.
-    With one it waits at once. The host never waits, but for headers; what ranks agree on goes over the hosts' ``meeting``.
+    With one it waits at once; on Paddle 2.6, which has no wait to rely on, the computing stream does the transfers itself.
+    The host never waits, but for headers; what ranks agree on goes over the hosts' ``meeting``.
     """
 
     def __init__(self, meeting: Meeting, groups: dict[str, Any], boundaries: Boundaries):
@@ -89,12 +90,23 @@ class DeviceTransport:
         return dist.P2POp(function, tensor, self._ranks[part % len(self._ranks)], self._groups[kind])
 
 
+def _start(operations):
+    """Tasks whose wait has the computing stream wait; none where it does the transfers itself."""
+    if versions.p2p_tasks_order_the_device():
+        return dist.batch_isend_irecv(operations)
+    with versions.p2p_group(operations[0].group.backend):
+        for operation in operations:
+            transfer = dist.stream.send if operation.op is dist.isend else dist.stream.recv
+            transfer(operation.tensor, operation.peer, operation.group, sync_op=True, use_calc_stream=True)
+    return []
+
+
 class _Call:
     """A grouped call under way. It keeps what is sent, maybe a contiguous copy, until it is done."""
 
     def __init__(self, operations: list[Any]) -> None:
         self._operations = operations
-        self._tasks = dist.batch_isend_irecv(operations) if operations else []
+        self._tasks = _start(operations) if operations else []
 
     def wait(self):
         for task in self._tasks:
