@@ -8,7 +8,7 @@ from paddle_vpp_ext.planning.planner import make_plan
 from paddle_vpp_ext.schedule.dependencies import Dependencies, Exchange
 from paddle_vpp_ext.schedule.grouped_exchange import step_together
 from paddle_vpp_ext.schedule.verify import ScheduleError, verify_programs
-from two_communicators import hangs
+from two_communicators import hangs, in_order_of_issue
 
 
 def plan_and_dependencies(p, v, m, schedule="VPP", **options):
@@ -18,13 +18,6 @@ def plan_and_dependencies(p, v, m, schedule="VPP", **options):
 
 def configurations(most_p, most_v):
     return [(p, v, m) for p in range(2, most_p + 1) for v in range(1, most_v + 1) for m in range(1, 4 * p + 1)]
-
-
-def in_order_of_issue(programs):
-    """Each exchange as its call for F, then its call for B."""
-    of = lambda kind, transfers: tuple(t for t in transfers if t.kind == kind)
-    split = lambda x: [Exchange(of(k, x.sends), of(k, x.receives)) for k in "FB"] if type(x) is Exchange else [x]
-    return [[y for x in program for y in split(x) if type(y) is not Exchange or y.sends or y.receives] for program in programs]
 
 
 def test_merged_over_kinds_some_would_hang():
@@ -38,7 +31,7 @@ def test_a_plan_that_could_hang_is_refused():
         plan, dependencies = plan_and_dependencies(*c)
         if hangs(plan.programs, dependencies):
             with pytest.raises(ScheduleError, match="deadlock|at the other end"):
-                verify_programs(dependencies, in_order_of_issue(plan.programs))
+                verify_programs(dependencies, [in_order_of_issue(program) for program in plan.programs])
             refused += 1
     assert refused
 

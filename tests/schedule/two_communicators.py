@@ -1,19 +1,31 @@
 """A model of devices that do the grouped calls of two communicators, one at a time, in the order in which a rank issues them."""
 
 from oracle import is_exchange
+from paddle_vpp_ext.schedule.dependencies import Exchange
 
 
-def calls_of(program, num_stages, rank):
-    """[(how many actions are issued before it, sends, receives)]; an exchange is a call for F, then one for B."""
-    calls, issued = [], 0
+def in_order_of_issue(program):
+    """The program with each exchange as its call for F, then its call for B."""
+    calls = []
     for instruction in program:
         if not is_exchange(instruction):
-            issued += 1
+            calls.append(instruction)
             continue
         for kind in "FB":
-            sends, receives = ([t for t in transfers if t.kind == kind] for transfers in (instruction.sends, instruction.receives))
+            sends, receives = (tuple(t for t in transfers if t.kind == kind) for transfers in instruction)
             if sends or receives:
-                calls.append((issued, sends, receives))
+                calls.append(Exchange(sends, receives))
+    return calls
+
+
+def calls_of(program):
+    """[(how many actions are issued before it, sends, receives)] of a rank's calls."""
+    calls, issued = [], 0
+    for instruction in in_order_of_issue(program):
+        if is_exchange(instruction):
+            calls.append((issued, *instruction))
+        else:
+            issued += 1
     return calls
 
 
@@ -24,7 +36,7 @@ def hangs(programs, dependencies):
     it; it ends when all its peers have begun. An action begins when the one before it has ended, and what it needs has come.
     """
     p = len(programs)
-    calls = [calls_of(program, p, rank) for rank, program in enumerate(programs)]
+    calls = [calls_of(program) for program in programs]
     begun, ended, done = [0] * p, [0] * p, [0] * p
     begun_transfers = [set() for _ in range(p)]
     came = [set() for _ in range(p)]

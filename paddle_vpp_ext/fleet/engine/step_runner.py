@@ -99,11 +99,10 @@ class StepRunner:
         """A schedule that cannot run, or that the ranks have registered differently, is an error on all of them now."""
         try:
             fact = self.plans.plan(self.accumulate_steps).digest
-            self.plans.program(self.accumulate_steps, True, False)
         except ValueError as error:
             fact = str(error)
         check_agreement(self.transport.gather({"plan": fact}), self.ranks, "when the model is wrapped")
-        self.plans.plan(self.accumulate_steps)
+        self.plans.program(self.accumulate_steps, training=True, with_headers=False)  # its error, or that of the plan
 
     def run(self, data: Any, scaler: Any, kind: Kind) -> Any:
         """One step without an update of the weights. Returns the loss on all ranks, without a loss the outputs (last stage only).
